@@ -1,0 +1,39 @@
+# Everything runs from .venv, which `make env` builds once and rebuilds only when its inputs change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint format clean
+
+help:  ## show these lines
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+
+env: $(READY)  ## build .venv with the pinned versions
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "qemrl needs Python 3.11 or newer; try: make env PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[dev,torch]'
+	@touch $@
+
+demo: env  ## fit four return laws from noisy quantiles: one figure and one table
+	$(BIN)/qemrl demo
+
+test: env  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: env  ## check format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --warnings
+
+format: env  ## put the code into the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what the commands above made
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis demo

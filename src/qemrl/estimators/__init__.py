@@ -1,0 +1,60 @@
+"""The paper's mathematics: from the quantiles of a return distribution to Q and its moments.
+
+Everything here works on NumPy, JAX and PyTorch arrays and imports neither JAX nor PyTorch.
+"""
+
+from qemrl.estimators.diagnostics import (
+    BiasVariance,
+    crossing_rate,
+    efficiency,
+    estimation_error,
+    paper_condition,
+    r_squared,
+    sampling_error,
+    variance_reduction,
+)
+from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments
+from qemrl.estimators.laws import LAWS, Law, normal_mixture
+from qemrl.estimators.levels import (
+    CumulativeLevels,
+    antithetic_levels,
+    cumulative_levels,
+    midpoints,
+    stratified_levels,
+    uniform_levels,
+)
+from qemrl.estimators.noise import IndependentNoise, Noise, SampleQuantileNoise, SGDNoise
+from qemrl.estimators.variance import BandVariance, ConstantVariance, TailVariance, VarianceModel
+
+__all__ = [
+    "LAWS",
+    "QEM",
+    "BandVariance",
+    "BiasVariance",
+    "ConstantVariance",
+    "CumulativeLevels",
+    "EmpiricalMean",
+
+    "Estimator",
+    "IndependentNoise",
+    "Law",
+    "Moments",
+    "Noise",
+    "SGDNoise",
+    "SampleQuantileNoise",
+    "TailVariance",
+    "VarianceModel",
+    "antithetic_levels",
+    "crossing_rate",
+    "cumulative_levels",
+    "efficiency",
+    "estimation_error",
+    "midpoints",
+    "normal_mixture",
+    "paper_condition",
+    "r_squared",
+    "sampling_error",
+    "stratified_levels",
+    "uniform_levels",
+    "variance_reduction",
+]

@@ -1,0 +1,239 @@
+"""How quantiles become numbers: the plain mean, and the Quantiled Expansion Mean (QEM).
+
+Shapes: `values` are (*batch, N), the quantiles θ. `levels` are (N,), one set for all, or have the axes of
+`values`, with size one where they are shared: levels (B, 1, N) serve values (B, A, N). `probs` are like `levels`
+and say how much probability each quantile stands for; without them each stands for 1/N.
+
+Results come in the array library, dtype and device of `values`. Bad input raises ValueError (see `inputs`).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from qemrl.estimators import backend
+from qemrl.estimators.backend import Array, namespace
+from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
+from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
+from qemrl.estimators.least_squares import fixed_weights, sampled_mean_weights, sampled_weights
+from qemrl.estimators.variance import ConstantVariance, VarianceModel
+
+MAX_ORDER = 6
+
+
+class Moments(NamedTuple):
+    """The first four standardised moments of a return distribution."""
+
+    mean: Float[Array, "*batch"]
+    variance: Float[Array, "*batch"]
+    skewness: Float[Array, "*batch"]
+    excess_kurtosis: Float[Array, "*batch"]
+
+
+class Estimator(Protocol):
+    """What agents and diagnostics ask of an estimator that is linear in the quantiles."""
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch rows n"]:
+        """The weights of each coefficient; those of the mean are the first row."""
+        ...
+
+    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+        """The estimate of Q."""
+        ...
+
+    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+        """Estimates of mean, variance, skewness and excess kurtosis."""
+        ...
+
+
+@dataclass(frozen=True)
+class EmpiricalMean:
+    """The plain mean of the quantiles, as in QR-DQN and IQN; its moments are those of the quantiles."""
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
+        """The weights of the mean: 1/N each, or the probabilities."""
+        model = backend.as_array(levels, "levels")
+        known = read_levels(levels, probs, order=1)
+        ones = namespace(known.levels).ones_like(known.levels)
+        shares = _shares(ones if known.probs is None else known.probs)[..., None, :]
+        return backend.like(shares, model, "levels")
+
+    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+        """The estimate of Q, Σ_i probs_i θ_i."""
+        sample = read_sample(values, levels, probs, order=1)
+        return sample.finish(_average(sample.values, sample.known))
+
+    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+        """The moments of the distribution that puts its probability on the quantiles themselves."""
+        sample = read_sample(values, levels, probs, order=1)
+        mean = _average(sample.values, sample.known)
+        centred = sample.values - mean[..., None]
+        return _standardised(sample, mean, *(_average(centred**k, sample.known) for k in (2, 3, 4)))
+
+
+@dataclass(frozen=True)
+class QEM:
+    """The Quantiled Expansion Mean: Q as the intercept of a regression on the quantiles.
+
+    The quantiles θ are regressed on polynomials that average to zero over all levels, by least squares weighted
+    with V⁻¹. The intercept is then an estimate of the mean: W[0]·θ, W = (X'V⁻¹X)⁻¹X'V⁻¹ (the paper's Lemma 4.1).
+
+    For one set of levels (N,) that can be read, such as NumPy levels inside or outside `jit`, W is computed once
+    in float64 and kept, and the mean is one dot product. For sampled levels W comes from a batched Cholesky solve
+    in the dtype of the values.
+    """
+
+    order: int = 4
+    """The number of columns, 1 to 6. The paper's default is 4: location, scale, skewness, kurtosis."""
+
+    variance: VarianceModel = ConstantVariance()
+    """V: how noisy the quantile at each level is."""
+
+    basis: BasisName = "hermite"
+    """`hermite`: He_0 … He_{order−1} of z = Φ⁻¹(τ), the paper's choice. `legendre`: shifted Legendre in τ."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer):
+            raise ValueError(f"order must be a whole number, got {self.order!r}")
+        if not 1 <= self.order <= MAX_ORDER:
+            raise ValueError(f"order must be between 1 and {MAX_ORDER}, got {self.order}")
+        if self.basis not in BASES:
+            raise ValueError(f"basis must be one of {', '.join(BASES)}; got {self.basis!r}")
+        if not callable(self.variance):
+            raise ValueError(f"variance must be a function from levels to variances, got {self.variance!r}")
+        try:
+            hash(self.variance)
+        except TypeError:
+            kind = type(self.variance).__name__
+            raise ValueError(f"weights are kept by variance, so {kind} must be hashable: freeze it") from None
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch order n"]:
+        """The weights W of each coefficient; `coefficients` are W θ."""
+        model = backend.as_array(levels, "levels")
+        known = read_levels(levels, probs, self.order)
+        if known.fixed:
+            rows = self._fixed_weights(known)
+        else:
+            rows = namespace(model).stack(self._sampled_weights(known), axis=-2)
+        scale = norms(self.basis, self.order)[:, None]
+        return backend.like(rows / backend.constant(scale, rows), model, "levels")
+
+    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+        """The estimate of Q, W[0]·θ."""
+        sample = read_sample(values, levels, probs, self.order)
+        values, known, _ = sample
+        if known.fixed:
+            return sample.finish(backend.dot(values, backend.constant(self._fixed_weights(known)[0], values)))
+        weights = sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known))
+        # The weights add up to one, but only to rounding: seen from one of the values, a Q of 1000 whose spread
+        # is 1 keeps its digits.
+        origin = values[..., :1]
+        return sample.finish(origin[..., 0] + _contract(values - origin, weights))
+
+    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+        """The moments of the fitted curve: mean, variance, skewness, excess kurtosis.
+
+        With coefficients e of orthonormal polynomials the variance is Σ_{k≥1} e_k² (Parseval), and the square of
+        the curve has the coefficients s_k = Σ_ij E[φ_k φ_i φ_j] e_i e_j, which give the third moment Σ s_k e_k and
+        the fourth Σ s_k². Nothing is divided but by the variance, so crossing quantiles do no harm.
+        """
+        sample = read_sample(values, levels, probs, self.order)
+        values, known, _ = sample
+        coefficients = self._orthonormal_coefficients(values, known)
+        shape = coefficients[..., 1:]
+        products = triple_products(self.basis, self.order)[:, 1:, 1:]
+        pairs = shape[..., :, None] * shape[..., None, :]
+        pairs = namespace(values).reshape(pairs, (*pairs.shape[:-2], (self.order - 1) ** 2))
+        square = backend.dot(pairs, backend.constant(products.reshape(len(products), -1).T, values))
+        third = backend.total(square[..., 1 : self.order] * shape)
+        return _standardised(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
+
+    def coefficients(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch order"]:
+        """The coefficients of He_0 … or P_0 …, as fitted.
+
+        The paper reads the first four as (μ, σ, σs/6, σk/24), which holds to first order in skewness s and excess
+        kurtosis k only. `moments` has no such limit.
+        """
+        sample = read_sample(values, levels, probs, self.order)
+        values, known, _ = sample
+        scale = backend.constant(norms(self.basis, self.order), values)
+        return sample.finish(self._orthonormal_coefficients(values, known) / scale)
+
+    def fit(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch n"]:
+        """The fitted quantile function at the levels of the values."""
+        sample = read_sample(values, levels, probs, self.order)
+        values, known, _ = sample
+        coefficients = self._orthonormal_coefficients(values, known)
+        design = namespace(values).stack(
+            columns(self.basis, backend.like(known.levels, values, "levels"), self.order), axis=-2
+        )
+        if known.levels.ndim == 1:
+            return sample.finish(backend.dot(coefficients, design))
+        return sample.finish(backend.dot(coefficients[..., None, :], design)[..., 0, :])
+
+    def _orthonormal_coefficients(self, values: Array, known: Levels) -> Float[Array, "*batch order"]:
+        if known.fixed:
+            return backend.dot(values, backend.constant(self._fixed_weights(known).T, values))
+        origin = values[..., :1]
+        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known))
+        return namespace(values).stack([first + origin[..., 0], *rest], axis=-1)
+
+    def _sampled_weights(self, known: Levels) -> list[Array]:
+        return sampled_weights(self.basis, self.order, known.levels, self._precision(known))
+
+    def _fixed_weights(self, known: Levels) -> Float[np.ndarray, "order n"]:
+        probs = None if known.probs is None else known.probs.tobytes()
+        return _kept_weights(self, known.levels.tobytes(), probs)
+
+    def _precision(self, known: Levels) -> Float[Array, "*batch n"] | None:
+        """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
+        levels, probs, _ = known
+        if probs is None and isinstance(self.variance, ConstantVariance):
+            return None
+        variances = self.variance(levels) + 0 * levels
+        if backend.is_on_host(variances):
+            numbers = backend.read(variances)
+            good = np.isfinite(numbers) & (numbers > 0)
+            if not good.all():
+                raise ValueError(f"variances must be positive and finite, got {numbers[~good][0]}")
+        return (1 if probs is None else probs) / variances
+
+
+@lru_cache(maxsize=256)
+def _kept_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, "order n"]:
+    """The weights for levels that are known in advance, computed once."""
+    known = Levels(np.frombuffer(levels), None if probs is None else np.frombuffer(probs), fixed=True)
+    precision = qem._precision(known)
+    precision = np.ones_like(known.levels) if precision is None else precision
+    weights = fixed_weights(qem.basis, qem.order, known.levels, precision)
+    weights.flags.writeable = False
+    return weights
+
+
+def _shares(probs: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    return probs / backend.total(probs)[..., None]
+
+
+def _contract(values: Float[Array, "*batch n"], weights: Array) -> Float[Array, "*batch"]:
+    """The weighted sums of the values; the weights are (n,) or have the axes of the values."""
+    return backend.dot(values, weights) if weights.ndim == 1 else backend.total(weights * values)
+
+
+def _average(values: Float[Array, "*batch n"], known: Levels) -> Float[Array, "*batch"]:
+    if known.probs is None:
+        return namespace(values).mean(values, axis=-1)
+    return _contract(values, backend.like(_shares(known.probs), values, "probs"))
+
+
+def _standardised(sample: Sample, mean: Array, second: Array, third: Array, fourth: Array) -> Moments:
+    """Skewness and excess kurtosis from central moments; both are zero where the variance is."""
+    xp = namespace(second)
+    spread = second > 0
+    safe = xp.where(spread, second, xp.ones_like(second))
+    zero = xp.zeros_like(second)
+    skewness = xp.where(spread, third / (safe * xp.sqrt(safe)), zero)
+    kurtosis = xp.where(spread, fourth / (safe * safe) - 3, zero)
+    return Moments(*(sample.finish(moment) for moment in (mean, second, skewness, kurtosis)))

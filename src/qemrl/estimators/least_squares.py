@@ -1,0 +1,126 @@
+"""Weighted least squares on a polynomial basis: from levels to the weights of each coefficient.
+
+Two roads to W = (X'V⁻¹X)⁻¹X'V⁻¹. For levels that are known in advance, a QR factorisation in float64, once.
+For sampled levels, the normal equations, batched and differentiable in any array library. Both give weights in
+the orthonormal scale of `basis`, where the first row is the weights of the mean.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float
+
+from qemrl.estimators import backend
+from qemrl.estimators.backend import Array
+from qemrl.estimators.basis import columns, triple_products
+
+Column = Float[Array, "*batch n"]
+Scalar = Float[Array, "*batch 1"]
+
+
+def fixed_weights(
+    basis: str, order: int, levels: Float[np.ndarray, " n"], precision: Float[np.ndarray, " n"]
+) -> Float[np.ndarray, "order n"]:
+    """The weights for one set of levels, `precision` being 1/v at each of them.
+
+    Raises:
+        ValueError: If the levels do not determine `order` coefficients.
+    """
+    root = np.sqrt(precision)
+    design = np.stack(columns(basis, levels, order), axis=-1)
+    q, r = np.linalg.qr(design * root[:, None])
+    pivots = np.abs(np.diag(r))
+    if pivots.min() <= len(levels) * np.finfo(np.float64).eps * pivots.max():
+        raise ValueError(
+            f"the design is singular: {len(np.unique(design[:, -1]))} different levels between {levels.min():.6g} "
+            f"and {levels.max():.6g} do not determine {order} coefficients"
+        )
+    return np.linalg.solve(r, q.T * root)
+
+
+def sampled_mean_weights(basis: str, order: int, levels: Column, precision: Column | None) -> Column:
+    """The first row of W, for each row of `levels`; equal precisions may be given as None.
+
+    A regression passes through the centre (m, ȳ) of its data. The mean of the distribution is its height where
+    all columns but the first are zero, ȳ − Σ_k m_k c_k, and c = C⁻¹ Σ_n u_n (φ_n − m) y_n.
+    """
+    centred, means, factor, share = _normal_equations(basis, order, levels, precision)
+    slopes = _solve(factor, means)
+    return share - share * sum(a * column for a, column in zip(slopes, centred, strict=True))
+
+
+def sampled_weights(basis: str, order: int, levels: Column, precision: Column | None) -> list[Column]:
+    """All rows of W, for each row of `levels`; equal precisions may be given as None."""
+    centred, means, factor, share = _normal_equations(basis, order, levels, precision)
+    rows = _solve(factor, [share * column for column in centred])
+    return [share - sum(m * row for m, row in zip(means, rows, strict=True)), *rows]
+
+
+def _normal_equations(
+    basis: str, order: int, levels: Column, precision: Column | None
+) -> tuple[list[Column], list[Scalar], list[list[Scalar]], Column]:
+    """Centred columns, their means, the Cholesky factor of their covariance, and each level's share in it.
+
+    The products of columns that the covariance is made of are polynomials again, so 2·order − 2 sums over the
+    levels suffice. A ridge of one unit in the last place of each column's mean square keeps the factor finite
+    when levels coincide; the constant column has none.
+    """
+    share, average = _shares(levels, precision)
+    polynomials = columns(basis, levels, 2 * order - 1)
+    sums = [1.0, *(average(column) for column in polynomials[1:])]
+    means = sums[1:order]
+    products = triple_products(basis, order)
+    ridge = backend.resolution(levels)
+    covariance, ridges = [], []
+    for i in range(order - 1):
+        second = [_combine(products[:, i + 1, j + 1], sums) for j in range(i + 1)]
+        covariance.append([s - means[i] * means[j] for j, s in enumerate(second)])
+        ridges.append(ridge * (second[i] + ridge))
+    centred = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
+    return centred, means, _cholesky(covariance, ridges), share
+
+
+def _shares(levels: Column, precision: Column | None) -> tuple[Column, Callable[[Column], Scalar]]:
+    """The weight of each level in an average, and that average."""
+    if precision is None:
+        even = 1 / levels.shape[-1]
+        share = backend.namespace(levels).full_like(levels, even)
+        return share, lambda column: even * backend.total(column)[..., None]
+    share = precision / backend.total(precision)[..., None]
+    return share, lambda column: backend.total(share * column)[..., None]
+
+
+def _combine(coefficients: Float[np.ndarray, " sums"], sums: list) -> Scalar:
+    return sum(float(c) * s for c, s in zip(coefficients, sums, strict=True) if c)
+
+
+def _cholesky(matrix: list[list[Scalar]], ridges: list[Scalar]) -> list[list[Scalar]]:
+    """The lower factor of a batch of small matrices, given and returned by rows, with a ridge on each pivot.
+
+    Written out entry by entry: with at most five columns this is a handful of elementwise operations on the
+    batch, which compilers fuse, where a batched LAPACK call would loop over the matrices.
+    """
+    factor: list[list[Scalar]] = []
+    for i, row in enumerate(matrix):
+        entries: list[Scalar] = []
+        for j in range(i):
+            rest = row[j] - sum(entries[k] * factor[j][k] for k in range(j))
+            entries.append(rest / factor[j][j])
+        pivot = row[i] - sum(entry * entry for entry in entries)
+        xp = backend.namespace(pivot)
+        factor.append([*entries, xp.sqrt(xp.maximum(pivot, 0 * pivot) + ridges[i])])
+    return factor
+
+
+def _solve(factor: list[list[Scalar]], right: list[Array]) -> list[Array]:
+    """The solution x of L L' x = right, by forward and back substitution."""
+    size = len(factor)
+    forward: list[Array] = []
+    for i in range(size):
+        rest = right[i] - sum(factor[i][k] * forward[k] for k in range(i))
+        forward.append(rest / factor[i][i])
+    solution: list[Array] = [None] * size
+    for i in reversed(range(size)):
+        rest = forward[i] - sum(factor[k][i] * solution[k] for k in range(i + 1, size))
+        solution[i] = rest / factor[i][i]
+    return solution

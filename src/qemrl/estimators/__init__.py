@@ -24,9 +24,11 @@ from qemrl.estimators.levels import (
     uniform_levels,
 )
 from qemrl.estimators.noise import IndependentNoise, Noise, SampleQuantileNoise, SGDNoise
+from qemrl.estimators.presets import ESTIMATORS, EstimatorPreset
 from qemrl.estimators.variance import BandVariance, ConstantVariance, TailVariance, VarianceModel
 
 __all__ = [
+    "ESTIMATORS",
     "LAWS",
     "QEM",
     "BandVariance",
@@ -36,6 +38,7 @@ __all__ = [
     "EmpiricalMean",
 
     "Estimator",
+    "EstimatorPreset",
     "IndependentNoise",
     "Law",
     "Moments",

@@ -35,7 +35,7 @@ def estimation_error(
     levels = np.asarray(levels, dtype=np.float64)
     weights = estimator.weights(levels)[..., 0, :]
     bias = (weights * law.quantile(levels)).sum(-1) - law.mean
-    return BiasVariance(bias, _quadratic(weights, noise.covariance(law, levels)))
+    return BiasVariance(bias, noise.variance_of(weights, law, levels))
 
 
 def efficiency(
@@ -121,6 +121,3 @@ def crossing_rate(values: Any, levels: Any = None) -> Float[Array, "*batch"]:
     wrong = values[..., 1:] < values[..., :-1]
     return xp.mean(xp.astype(wrong, values.dtype), axis=-1)
 
-
-def _quadratic(weights: Float[np.ndarray, "*batch n"], matrix: Float[np.ndarray, "*batch n n"]) -> Any:
-    return np.einsum("...i,...ij,...j->...", weights, matrix, weights, optimize=True)

@@ -75,15 +75,15 @@ def normal_mixture(weights: tuple[float, ...], means: tuple[float, ...], stds: t
             excess = cdf(x) - levels
             low, high = np.where(excess < 0, x, low), np.where(excess < 0, high, x)
             step = x - excess / np.maximum(density(x), 1e-300)
-            following = np.where((step > low) & (step < high), step, 0.5 * (low + high))
-            if np.all(np.abs(following - x) <= 1e-14 * (1 + np.abs(x))):
-                return following
+            following = np.where((step >= low) & (step <= high), step, 0.5 * (low + high))
+            if np.all(np.abs(following - x) <= 1e-10 * (1 + np.abs(x))):
+                return following  # the error of a Newton step is the square of the one before
             x = following
         return x
 
     mean = math.fsum(w * m for w, m, _ in parts)
     second = math.fsum(w * (m * m + s * s) for w, m, s in parts)
-    terms = " + ".join(f"{w:g}N({m:g},{s * s:g})" for w, m, s in parts)
+    terms = " + ".join(f"{w:g}N({m:g},{s * s:g})" for w, m, s in parts).replace("-", "−")
     return Law(terms, quantile, lambda levels: 1 / density(quantile(levels)), mean, math.sqrt(second - mean**2))
 
 

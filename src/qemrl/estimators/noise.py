@@ -15,7 +15,13 @@ from qemrl.estimators.variance import ConstantVariance, VarianceModel
 
 
 class Noise(Protocol):
-    """The covariance of the errors of quantiles."""
+    """The errors of quantiles, by their covariance."""
+
+    def variance_of(
+        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch"]:
+        """The variance of Σ weights · errors."""
+        ...
 
     def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`."""
@@ -28,6 +34,13 @@ class IndependentNoise:
 
     variance: VarianceModel = ConstantVariance()
     """The variance of the error at each level."""
+
+    def variance_of(
+        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch"]:
+        """The variance of Σ weights · errors; no matrix is formed, and the law does not matter."""
+        del law
+        return np.sum(weights**2 * self.variance(levels), axis=-1)
 
     def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`; the law does not matter."""
@@ -43,6 +56,12 @@ class SampleQuantileNoise:
     num_samples: int = 1
     """n, the number of returns."""
 
+    def variance_of(
+        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch"]:
+        """The variance of Σ weights · errors."""
+        return _quadratic(weights, self.covariance(law, levels))
+
     def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in 1/n."""
         sparsity = law.sparsity(levels)
@@ -56,6 +75,12 @@ class SGDNoise:
     step: float = 1.0
     """a, the step size."""
 
+    def variance_of(
+        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch"]:
+        """The variance of Σ weights · errors."""
+        return _quadratic(weights, self.covariance(law, levels))
+
     def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in the step."""
         density = 1 / law.sparsity(levels)
@@ -66,3 +91,9 @@ def _bridge(levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch 
     """The covariance min(s, t) − st of the indicators 1{τ ≤ s}, a Brownian bridge."""
     rows, cols = levels[..., :, None], levels[..., None, :]
     return np.minimum(rows, cols) - rows * cols
+
+
+def _quadratic(
+    weights: Float[np.ndarray, "*batch n"], matrix: Float[np.ndarray, "*batch n n"]
+) -> Float[np.ndarray, "*batch"]:
+    return np.einsum("...i,...i->...", weights, np.einsum("...ij,...j->...i", matrix, weights))

@@ -1,0 +1,1 @@
+"""What things cost, measured against what they replace, in one run."""

@@ -42,9 +42,8 @@ def is_on_host(array: Array) -> bool:
             return False
         return all(device.platform == "cpu" for device in array.devices())
     if compat.is_torch_array(array):
-        torch = sys.modules["torch"]
-        traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(array)
-        return array.device.type == "cpu" and not traced
+        in_transform = sys.modules["torch"]._C._functorch.maybe_current_level() is not None  # torch.func
+        return array.device.type == "cpu" and not in_transform
     return True
 
 
@@ -62,10 +61,9 @@ def read(array: Array) -> np.ndarray:
 
 def constant(array: np.ndarray, model: Array) -> Array:
     """A NumPy array in the library, dtype and device of `model`."""
-    xp = namespace(model)
     if compat.is_torch_array(model):
-        return xp.asarray(array, dtype=model.dtype, device=model.device)
-    return xp.asarray(array, dtype=model.dtype)
+        return sys.modules["torch"].tensor(array, dtype=model.dtype, device=model.device)
+    return namespace(model).asarray(array, dtype=model.dtype)
 
 
 def like(array: Array, model: Array, name: str) -> Array:

@@ -9,7 +9,7 @@ Results come in the array library, dtype and device of `values`. Bad input raise
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -33,6 +33,7 @@ class Moments(NamedTuple):
     excess_kurtosis: Float[Array, "*batch"]
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """What agents and diagnostics ask of an estimator that is linear in the quantiles."""
 
@@ -114,12 +115,11 @@ class QEM:
         """The weights W of each coefficient; `coefficients` are W θ."""
         model = backend.as_array(levels, "levels")
         known = read_levels(levels, probs, self.order)
+        scale = norms(self.basis, self.order)
         if known.fixed:
-            rows = self._fixed_weights(known)
-        else:
-            rows = namespace(model).stack(self._sampled_weights(known), axis=-2)
-        scale = norms(self.basis, self.order)[:, None]
-        return backend.like(rows / backend.constant(scale, rows), model, "levels")
+            return backend.like(self._fixed_weights(known) / scale[:, None], model, "levels")
+        rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known), scale, strict=True)]
+        return backend.like(namespace(model).stack(rows, axis=-2), model, "levels")
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The estimate of Q, W[0]·θ."""
@@ -159,8 +159,8 @@ class QEM:
         """
         sample = read_sample(values, levels, probs, self.order)
         values, known, _ = sample
-        scale = backend.constant(norms(self.basis, self.order), values)
-        return sample.finish(self._orthonormal_coefficients(values, known) / scale)
+        scale = backend.constant(np.diag(1 / norms(self.basis, self.order)), values)
+        return sample.finish(backend.dot(self._orthonormal_coefficients(values, known), scale))
 
     def fit(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch n"]:
         """The fitted quantile function at the levels of the values."""

@@ -62,8 +62,8 @@ def _normal_equations(
     """Centred columns, their means, the Cholesky factor of their covariance, and each level's share in it.
 
     The products of columns that the covariance is made of are polynomials again, so 2·order − 2 sums over the
-    levels suffice. A ridge of one unit in the last place of each column's mean square keeps the factor finite
-    when levels coincide; the constant column has none.
+    levels suffice. A ridge of one unit in the last place, relative to each column's mean square over these levels
+    and over all, keeps the factor finite when levels coincide; the constant column has none.
     """
     share, average = _shares(levels, precision)
     polynomials = columns(basis, levels, 2 * order - 1)
@@ -75,7 +75,7 @@ def _normal_equations(
     for i in range(order - 1):
         second = [_combine(products[:, i + 1, j + 1], sums) for j in range(i + 1)]
         covariance.append([s - means[i] * means[j] for j, s in enumerate(second)])
-        ridges.append(ridge * (second[i] + ridge))
+        ridges.append(ridge * (1 + second[i]))
     centred = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
     return centred, means, _cholesky(covariance, ridges), share
 

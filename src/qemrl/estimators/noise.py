@@ -5,7 +5,7 @@ from the same returns are not: one return moves them all. The other two models a
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from qemrl.estimators.laws import Law
 from qemrl.estimators.variance import ConstantVariance, VarianceModel
 
 
+@runtime_checkable
 class Noise(Protocol):
     """The errors of quantiles, by their covariance."""
 

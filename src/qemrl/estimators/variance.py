@@ -6,20 +6,16 @@ frozen dataclasses are), because weights for fixed levels are computed once and 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from jaxtyping import Float
 
 from qemrl.estimators.backend import Array, namespace
 
 
-class VarianceModel(Protocol):
-    """A pure, hashable function from levels to the error variance of the quantile at each."""
-
-    def __call__(self, levels: Float[Array, "*batch n"], /) -> Float[Array, "*batch n"]:
-        """The variances, one for each level."""
-        ...
+VarianceModel = Callable[[Float[Array, "*batch n"]], Float[Array, "*batch n"]]
+"""A pure, hashable function from levels to the error variance of the quantile at each."""
 
 
 def _require_positive(value: float) -> None:

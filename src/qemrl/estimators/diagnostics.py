@@ -19,11 +19,11 @@ from qemrl.estimators.noise import Noise
 class BiasVariance(NamedTuple):
     """The error of an estimate of the mean, against the law it comes from."""
 
-    bias: Float[np.ndarray, "*batch"] | float
-    variance: Float[np.ndarray, "*batch"] | float
+    bias: Float[Array, "*batch"] | float
+    variance: Float[Array, "*batch"] | float
 
     @property
-    def mse(self) -> Float[np.ndarray, "*batch"] | float:
+    def mse(self) -> Float[Array, "*batch"] | float:
         """The mean squared error."""
         return self.bias**2 + self.variance
 
@@ -40,7 +40,7 @@ def estimation_error(
 
 def efficiency(
     estimator: Estimator, law: Law, levels: Float[np.ndarray, "*batch n"], noise: Noise
-) -> Float[np.ndarray, "*batch"] | float:
+) -> Float[Array, "*batch"] | float:
     """Var(plain mean) / Var(estimator), given the levels: above one where the estimator has less variance."""
     plain = estimation_error(EmpiricalMean(), law, levels, noise)
     return plain.variance / estimation_error(estimator, law, levels, noise).variance
@@ -72,7 +72,7 @@ def sampling_error(
 
 def variance_reduction(
     levels: Float[np.ndarray, "*batch n"], variances: Float[np.ndarray, "*batch n"], order: int = 2
-) -> Float[np.ndarray, "*batch"]:
+) -> Float[Array, "*batch"]:
     """Var(plain mean) − Var(QEM) for independent errors of known `variances`: positive where QEM has less.
 
     Σv/N² − [(X'V⁻¹X)⁻¹]₁₁, the condition that the paper's Proposition 4.2(ii) should have. At order 2 the second
@@ -86,7 +86,7 @@ def variance_reduction(
 
 def paper_condition(
     levels: Float[np.ndarray, "*batch n"], variances: Float[np.ndarray, "*batch n"]
-) -> Float[np.ndarray, "*batch"]:
+) -> Float[Array, "*batch"]:
     """The paper's f(v₁ … v_N), to the letter; it claims that QEM has less variance if and only if f > 0.
 
     It has sums of v where weighted least squares has sums of 1/v: with all v = 2 it is 3, although the plain mean

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from qemrl.estimators.backend import Array
 from qemrl.estimators.laws import Law
 from qemrl.estimators.variance import ConstantVariance, VarianceModel
 
@@ -20,7 +21,7 @@ class Noise(Protocol):
 
     def variance_of(
         self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[np.ndarray, "*batch"]:
+    ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
         ...
 
@@ -38,7 +39,7 @@ class IndependentNoise:
 
     def variance_of(
         self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[np.ndarray, "*batch"]:
+    ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors; no matrix is formed, and the law does not matter."""
         del law
         return np.sum(weights**2 * self.variance(levels), axis=-1)
@@ -59,7 +60,7 @@ class SampleQuantileNoise:
 
     def variance_of(
         self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[np.ndarray, "*batch"]:
+    ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
         return _quadratic(weights, self.covariance(law, levels))
 
@@ -78,7 +79,7 @@ class SGDNoise:
 
     def variance_of(
         self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[np.ndarray, "*batch"]:
+    ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
         return _quadratic(weights, self.covariance(law, levels))
 
@@ -96,5 +97,5 @@ def _bridge(levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch 
 
 def _quadratic(
     weights: Float[np.ndarray, "*batch n"], matrix: Float[np.ndarray, "*batch n n"]
-) -> Float[np.ndarray, "*batch"]:
+) -> Float[Array, "*batch"]:
     return np.einsum("...i,...i->...", weights, np.einsum("...ij,...j->...i", matrix, weights))

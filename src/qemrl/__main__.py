@@ -1,0 +1,5 @@
+"""`python -m qemrl` is `qemrl`."""
+
+from qemrl.cli import main
+
+main()

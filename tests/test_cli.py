@@ -1,0 +1,141 @@
+"""The command line, in real processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import qemrl
+
+QEMRL = Path(sys.executable).parent / "qemrl"
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    return subprocess.run(
+        [QEMRL, *arguments], capture_output=True, text=True, cwd=folder, env=environment, check=False
+    )
+
+
+def test_list_shows_every_preset_and_answers_without_jax():
+    result = run("list")
+    assert result.returncode == 0
+    for name, preset in qemrl.ESTIMATORS.items():
+        assert name in result.stdout
+        assert preset.summary in result.stdout
+    assert "qemrl demo" in result.stdout
+    loaded = "import sys, qemrl.cli; qemrl.cli.main(['list']); print(sorted({'jax', 'torch'} & set(sys.modules)))"
+    quick = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert quick.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_and_version():
+    for arguments, expected in {
+        ("--help",): ["list", "demo", "bench"],
+        ("bench", "--help"): ["estimator"],
+        ("demo", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
+        ("bench", "estimator", "--help"): ["--rounds", "--json-file"],
+        ("--version",): [qemrl.__version__],
+    }.items():
+        result = run(*arguments)
+        assert result.returncode == 0, result.stderr
+        for word in expected:
+            assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lst",), "has no command `lst`; did you mean `qemrl list`?"),
+        (("bench", "estimatr"), "has no command `estimatr`; did you mean `qemrl bench estimator`?"),
+        (("xyzzy",), "has no command `xyzzy`; try `qemrl --help`"),
+        (("demo", "--sed", "3"), "--seed"),
+        (("demo", "--seed", "three"), "--seed"),
+        (("demo", "--seed", "-3"), "--seed"),
+        (("demo", "--quantiles", "3"), "--quantiles must be at least 4, the highest order; got 3"),
+        (("demo", "--noise", "-1.0"), "--noise"),
+        (("demo", "--trials", "0"), "--trials must be at least 1; got 0"),
+        (("bench", "estimator", "--rounds", "0"), "--rounds must be at least 1; got 0"),
+        (("bench",), "estimator"),
+        ((), "list"),
+    ],
+)
+def test_a_mistake_gets_a_hint_and_exit_code_2(arguments, message, tmp_path):
+    result = run(*arguments, folder=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_folder_that_is_a_file(tmp_path):
+    (tmp_path / "taken").write_text("data")
+    result = run("demo", "--out", "taken", "--trials", "10", folder=tmp_path)
+    assert result.returncode == 2
+    assert "taken" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "taken").read_text() == "data"
+
+
+def test_demo_draws_the_same_figure_and_table_from_the_same_seed(tmp_path):
+    for name in ("first", "again", "other"):
+        seed = "1" if name == "other" else "0"
+        result = run("demo", "--out", name, "--trials", "200", "--seed", seed, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "QEM, order 4" in result.stdout
+    for file in ("figure.png", "figure.svg", "data.csv"):
+        first, again, other = ((tmp_path / name / file).read_bytes() for name in ("first", "again", "other"))
+        assert first == again, file
+        assert first != other, file
+    with (tmp_path / "first" / "data.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16
+    for row in rows:
+        assert 0 < float(row["rmse_fixed"]) < 0.15
+        if row["estimator"] == "mean":
+            assert row["r_squared"] == ""
+            assert float(row["rmse_random"]) > 1.8 * float(row["rmse_fixed"])
+        else:
+            assert 0 < float(row["r_squared"]) < 1
+
+
+def test_bench_prints_and_writes_every_ratio(tmp_path):
+    result = run("bench", "estimator", "--rounds", "2", "--json-file", "deep/bench.json", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "deep" / "bench.json").read_text())
+    lines = report["comparisons"]
+    assert {(line["levels"], tuple(line["shape"])) for line in lines} == {
+        ("fixed", (32, 18, 200)),
+        ("fixed", (256, 32)),
+        ("sampled", (256, 32)),
+    }
+    for line in lines:
+        assert line["ratio"] > 0
+        assert f"{line['ratio']:.3f}" in result.stdout
+    assert sum(line["limit"] is not None for line in lines) == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent the POSIX way")
+def test_an_interrupt_ends_the_demo_without_a_traceback(tmp_path):
+    process = subprocess.Popen(
+        [QEMRL, "demo", "--trials", "1000000"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "qemrl: interrupted"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    pipe = f"'{QEMRL}' list | head -n 1"
+    result = subprocess.run(["bash", "-c", f"set -o pipefail; {pipe}"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""

@@ -1,0 +1,55 @@
+"""What the repository promises about itself."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qemrl
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_constraints_hold_names_and_versions_only():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", line), line
+
+
+def test_every_public_name_exists_and_has_a_docstring():
+    for name in qemrl.__all__:
+        assert hasattr(qemrl, name), name
+        item = getattr(qemrl, name)
+        if callable(item):
+            assert item.__doc__, name
+
+
+def test_every_public_name_is_on_the_estimators_page():
+    page = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
+    missing = [name for name in qemrl.estimators.__all__ if name not in page]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/estimators.md"])
+def test_the_python_examples_of_a_page_run(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    program = "\n".join(blocks)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/estimators.md"])
+def test_links_between_files_lead_somewhere(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+def test_contributing_fits_on_a_page():
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 60

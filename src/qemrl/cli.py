@@ -6,6 +6,7 @@ imported when it runs, so that `qemrl list` answers at once.
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,8 +59,8 @@ def demo(
 
     results = fits.fit_laws(quantiles, noise, trials, seed)
     table = Table(title=f"{quantiles} quantiles, noise {noise:g}; errors in standard deviations of the law")
-    for column, justify in (("law", "left"), ("estimator", "left")):
-        table.add_column(column, justify=justify)
+    for column in ("law", "estimator"):
+        table.add_column(column)
     for column in ("R²", "error of this draw", "RMSE, fixed levels", "RMSE, random levels"):
         table.add_column(column, justify="right")
     for result in results:
@@ -115,10 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _check_command(arguments)
         _app(COMMANDS).cli(prog="qemrl", description=qemrl.__doc__, args=arguments)
+    except BrokenPipeError:  # `qemrl list | head`: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (UsageError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # `qemrl list | head`
-            sys.stderr.close()
-            sys.exit(0)
         print(f"qemrl: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

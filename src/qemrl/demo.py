@@ -82,9 +82,7 @@ def fit_laws(num_quantiles: int, noise: float, trials: int, seed: int) -> list[F
                 r_squared=float(r_squared(estimator, values, levels)) if isinstance(estimator, QEM) else None,
                 error=float(estimator.mean(values, levels) - law.mean) / law.std,
                 rmse_fixed=float(np.sqrt(estimation_error(estimator, law, levels, error_model).mse)) / law.std,
-                rmse_random=float(
-                    np.sqrt(np.mean(estimation_error(estimator, law, random_levels, error_model).mse))
-                )
+                rmse_random=float(np.sqrt(np.mean(estimation_error(estimator, law, random_levels, error_model).mse)))
                 / law.std,
             )
             for label, estimator in estimators

@@ -1,6 +1,7 @@
 """The look of every figure, and the one way to save it."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -11,7 +12,7 @@ MUTED = "#8a8a8a"
 COLOURS = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "purple": "#cc79a7", "sky": "#56b4e9"}
 """Okabe and Ito's colours, which readers with any colour vision tell apart."""
 
-STYLE = {
+STYLE: Any = {
     "font.size": 8,
     "font.family": "DejaVu Sans",
     "axes.titlesize": 9,

@@ -1,5 +1,8 @@
 """Laws, noise models and the worth of estimators, against simulation and against figures computed elsewhere."""
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import integrate, special, stats
@@ -28,7 +31,7 @@ from qemrl import (
     variance_reduction,
 )
 
-SCIPY = {
+SCIPY: dict[str, Any] = {
     "normal": stats.norm(),
     "exponential": stats.expon(),
     "gumbel": stats.gumbel_r(),
@@ -131,7 +134,13 @@ def test_with_correlated_errors_the_papers_estimator_has_no_less_variance(name, 
 
 @pytest.mark.parametrize(
     ("count", "value", "order", "gain"),
-    [(200, 1.5, 2, 1.027), (200, 1.5, 4, 1.008), (32, 1.2, 2, 1.005), (32, 1.2, 4, 0.996), (200, 10.0, 4, 1.47)],
+    [
+        (200, 1.5, 2, 1.027),
+        (200, 1.5, 4, 1.008),
+        (32, 1.2, 2, 1.005),
+        (32, 1.2, 4, 0.996),
+        (200, 10.0, 4, 1.47),
+    ],
 )
 def test_the_gain_if_the_papers_variances_were_right(count, value, order, gain):
     variance = TailVariance(value)
@@ -195,7 +204,7 @@ def test_r_squared_grows_with_the_order_and_reaches_one_on_an_exact_fit():
         values = law.quantile(levels)
         scores = [float(r_squared(QEM(order), values, levels)) for order in range(1, 7)]
         assert scores[0] == pytest.approx(0, abs=1e-12)
-        assert all(a <= b + 1e-12 for a, b in zip(scores, scores[1:], strict=False))
+        assert all(a <= b + 1e-12 for a, b in pairwise(scores))
     assert r_squared(QEM(2), 3 + 2 * LAWS["normal"].quantile(levels), levels) == pytest.approx(1)
 
 
@@ -210,5 +219,8 @@ def test_r_squared_by_hand():
 
 def test_the_mean_is_the_integral_of_the_quantile_function():
     for law in LAWS.values():
-        halves = [integrate.quad(lambda t, law=law: float(law.quantile(np.array([t]))[0]), *ends)[0] for ends in ((0, 0.5), (0.5, 1))]
+        halves = [
+            integrate.quad(lambda t, law=law: float(law.quantile(np.array([t]))[0]), *ends)[0]
+            for ends in ((0, 0.5), (0.5, 1))
+        ]
         assert sum(halves) == pytest.approx(law.mean, abs=1e-6)

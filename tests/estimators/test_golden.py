@@ -30,15 +30,21 @@ def test_tail_weights_of_order_2_at_8_midpoints_are_eleventh_parts():
 
 def test_the_papers_mujoco_weights():
     weights = 32 * QEM(order=4, variance=TailVariance(1.2)).weights(midpoints(32))[0]
-    np.testing.assert_allclose(
-        weights[:6], [1.120008, 0.993158, 0.937812, 1.083993, 1.054760, 1.032752], atol=5e-7
-    )
+    np.testing.assert_allclose(weights[:6], [1.120008, 0.993158, 0.937812, 1.083993, 1.054760, 1.032752], atol=5e-7)
     np.testing.assert_allclose(weights[15:17], 0.958333, atol=5e-7)
 
 
 def test_the_papers_atari_weights_raise_the_outermost_quantiles():
     weights = 200 * QEM(order=4, variance=TailVariance(1.5)).weights(midpoints(200))[0]
-    expected = {1: 1.283714, 2: 1.125045, 5: 0.971642, 10: 0.872131, 20: 0.782561, 21: 1.164985, 100: 0.970221}
+    expected = {
+        1: 1.283714,
+        2: 1.125045,
+        5: 0.971642,
+        10: 0.872131,
+        20: 0.782561,
+        21: 1.164985,
+        100: 0.970221,
+    }
     for index, weight in expected.items():
         assert weights[index - 1] == pytest.approx(weight, abs=5e-7)
 

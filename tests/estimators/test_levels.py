@@ -7,10 +7,15 @@ import pytest
 from qemrl import antithetic_levels, cumulative_levels, midpoints, stratified_levels, uniform_levels
 
 SOURCES = {"numpy": lambda seed: np.random.default_rng(seed), "jax": jax.random.key}
-SAMPLERS = [uniform_levels, stratified_levels, antithetic_levels, lambda *given: cumulative_levels(*given).levels]
+SAMPLERS = [
+    uniform_levels,
+    stratified_levels,
+    antithetic_levels,
+    lambda *given: cumulative_levels(*given).levels,
+]
 
 
-@pytest.fixture(params=SOURCES.values(), ids=SOURCES)
+@pytest.fixture(params=SOURCES.values(), ids=list(SOURCES))
 def source(request):
     return request.param
 

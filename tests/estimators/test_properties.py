@@ -16,9 +16,7 @@ def bowl(levels):
 
 VARIANCES = [ConstantVariance(), ConstantVariance(7.0), TailVariance(1.5), BandVariance(3.0, 0.4, 0.6), bowl]
 
-estimators = st.builds(
-    QEM, st.integers(1, 6), st.sampled_from(VARIANCES), st.sampled_from(["hermite", "legendre"])
-)
+estimators = st.builds(QEM, st.integers(1, 6), st.sampled_from(VARIANCES), st.sampled_from(["hermite", "legendre"]))
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -45,9 +43,7 @@ def test_shifting_and_scaling_quantiles_does_so_to_the_mean(qem, count, seed, sh
     shape = (3, count) if sampled else (count,)
     levels, values = scattered(seed, shape), quantiles(seed, shape)
     expected = shift + scale * qem.mean(values, levels)
-    np.testing.assert_allclose(
-        qem.mean(shift + scale * values, levels), expected, atol=1e-10 * (abs(shift) + scale)
-    )
+    np.testing.assert_allclose(qem.mean(shift + scale * values, levels), expected, atol=1e-10 * (abs(shift) + scale))
 
 
 @given(estimators, st.integers(6, 40), seeds, st.floats(-1e3, 1e3), st.floats(0.01, 1e3))
@@ -69,7 +65,14 @@ def test_the_order_of_quantiles_does_not_matter(qem, count, seed, sampled):
     )
 
 
-@given(st.integers(2, 6), st.sampled_from(VARIANCES), st.integers(6, 40), seeds, st.floats(-10, 10), st.floats(0.1, 10))
+@given(
+    st.integers(2, 6),
+    st.sampled_from(VARIANCES),
+    st.integers(6, 40),
+    seeds,
+    st.floats(-10, 10),
+    st.floats(0.1, 10),
+)
 def test_normal_quantiles_give_the_exact_moments(order, variance, count, seed, mean, std):
     qem = QEM(order, variance)
     for levels in (scattered(seed, (count,)), scattered(seed, (2, count))):
@@ -90,11 +93,10 @@ def test_quantile_functions_that_are_polynomials_give_the_exact_mean(order, coun
     coefficients = np.random.default_rng(seed).normal(size=order)
     levels = scattered(seed, (2, count))
     z, x = special.ndtri(levels), 2 * levels - 1
-    for basis, values in {
-        "hermite": np.polynomial.hermite_e.hermeval(z, coefficients),
-        "legendre": np.polynomial.legendre.legval(x, coefficients),
-    }.items():
-        qem = QEM(order, bowl, basis)
+    for qem, values in (
+        (QEM(order, bowl, "hermite"), np.polynomial.hermite_e.hermeval(z, coefficients)),
+        (QEM(order, bowl, "legendre"), np.polynomial.legendre.legval(x, coefficients)),
+    ):
         np.testing.assert_allclose(qem.mean(values, levels), coefficients[0], atol=1e-8)
         np.testing.assert_allclose(qem.fit(values, levels), values, atol=1e-8)
         np.testing.assert_allclose(qem.coefficients(values, levels), np.tile(coefficients, (2, 1)), atol=1e-7)

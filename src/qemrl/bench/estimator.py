@@ -8,6 +8,7 @@ into a loop over different batches, and its time is one batch's share.
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -63,7 +64,10 @@ class Report:
 
 def run(rounds: int) -> Report:
     """Time everything."""
-    comparisons = [*_fixed((32, 18, 200), TailVariance(1.5), rounds), *_fixed((256, 32), TailVariance(1.2), rounds)]
+    comparisons = [
+        *_fixed((32, 18, 200), TailVariance(1.5), rounds),
+        *_fixed((256, 32), TailVariance(1.2), rounds),
+    ]
     comparisons += _sampled((256, 32), rounds)
     device = jax.devices()[0]
     machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
@@ -122,7 +126,7 @@ def _parameters() -> list[tuple[jax.Array, jax.Array]]:
     rng = np.random.default_rng(0)
     return [
         (jnp.asarray(rng.normal(0, fan_in**-0.5, (fan_in, fan_out)), jnp.float32), jnp.zeros(fan_out))
-        for fan_in, fan_out in zip(NETWORK[:-1], NETWORK[1:], strict=True)
+        for fan_in, fan_out in pairwise(NETWORK)
     ]
 
 

@@ -36,7 +36,6 @@ __all__ = [
     "ConstantVariance",
     "CumulativeLevels",
     "EmpiricalMean",
-
     "Estimator",
     "EstimatorPreset",
     "IndependentNoise",

@@ -21,10 +21,9 @@ def namespace(array: Array) -> Any:
     return compat.array_namespace(array)
 
 
-def as_array(data: Any, name: str) -> Array:
-    """`data` as a floating-point array: arrays stay what they are, numbers and lists become NumPy float64."""
-    if not compat.is_array_api_obj(data):
-        data = np.asarray(data)
+def as_array(given: Any, name: str) -> Array:
+    """`given` as a floating-point array: arrays stay what they are, numbers and lists become NumPy float64."""
+    data: Array = given if compat.is_array_api_obj(given) else np.asarray(given)
     if data.ndim == 0:
         raise ValueError(f"{name} need at least one axis, got {data}")
     xp = namespace(data)

@@ -120,4 +120,3 @@ def crossing_rate(values: Any, levels: Any = None) -> Float[Array, "*batch"]:
         values = xp.take_along_axis(values, order, axis=-1)
     wrong = values[..., 1:] < values[..., :-1]
     return xp.mean(xp.astype(wrong, values.dtype), axis=-1)
-

@@ -63,9 +63,7 @@ def read_sample(values: Any, levels: Any, probs: Any, order: int) -> Sample:
     have, want = tuple(levels.shape), tuple(values.shape)
     if have[-1] != want[-1]:
         raise ValueError(f"{want[-1]} values for {have[-1]} levels (shapes {want} and {have})")
-    if len(have) != 1 and (
-        len(have) != len(want) or any(h not in (1, w) for h, w in zip(have, want, strict=True))
-    ):
+    if len(have) != 1 and (len(have) != len(want) or any(h not in (1, w) for h, w in zip(have, want, strict=True))):
         raise ValueError(
             f"levels of shape {have} do not fit values of shape {want}: give one set of shape {want[-1:]}, or the "
             "axes of the values, with size 1 where levels are shared"
@@ -80,5 +78,6 @@ def _require(array: Array, name: str, rule: str, holds: Any) -> None:
     numbers = backend.read(array)
     good = holds(numbers)
     if not good.all():
-        where = tuple(int(i) for i in np.argwhere(~good)[0])
-        raise ValueError(f"{name} {rule}, got {numbers[where]} at index {where if len(where) > 1 else where[0]}")
+        where = [int(i) for i in np.argwhere(~good)[0]]
+        index = where[0] if len(where) == 1 else tuple(where)
+        raise ValueError(f"{name} {rule}, got {numbers[tuple(where)]} at index {index}")

@@ -99,9 +99,7 @@ NORMAL = Law(
     std=1.0,
 )
 MIXTURE = normal_mixture((0.7, 0.3), (-2.0, 3.0), (1.0, 1.0))
-EXPONENTIAL = Law(
-    "Exponential", lambda levels: -np.log1p(-levels), lambda levels: 1 / (1 - levels), mean=1.0, std=1.0
-)
+EXPONENTIAL = Law("Exponential", lambda levels: -np.log1p(-levels), lambda levels: 1 / (1 - levels), mean=1.0, std=1.0)
 GUMBEL = Law(
     "Gumbel",
     lambda levels: -np.log(-np.log(levels)),

@@ -13,7 +13,6 @@ from jaxtyping import Float
 
 from qemrl.estimators.backend import Array, namespace
 
-
 VarianceModel = Callable[[Float[Array, "*batch n"]], Float[Array, "*batch n"]]
 """A pure, hashable function from levels to the error variance of the quantile at each."""
 

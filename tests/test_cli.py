@@ -108,10 +108,12 @@ def test_bench_prints_and_writes_every_ratio(tmp_path):
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "deep" / "bench.json").read_text())
     lines = report["comparisons"]
-    assert {(line["levels"], tuple(line["shape"])) for line in lines} == {
-        ("fixed", (32, 18, 200)),
-        ("fixed", (256, 32)),
-        ("sampled", (256, 32)),
+    assert {(line["levels"], tuple(line["shape"]), line["timed"]) for line in lines} == {
+        ("fixed", (32, 18, 200), "called"),
+        ("fixed", (32, 18, 200), "chained"),
+        ("fixed", (256, 32), "called"),
+        ("fixed", (256, 32), "chained"),
+        ("sampled", (256, 32), "chained"),
     }
     for line in lines:
         assert line["ratio"] > 0

@@ -6,6 +6,7 @@ imported when it runs, so that `qemrl list` answers at once.
 
 import difflib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,17 +27,13 @@ class UsageError(Exception):
 
 def list_known() -> None:
     """Show the presets and the paper's items that this version knows."""
-    presets = Table(title="Estimator presets", title_justify="left", box=None, header_style="bold")
-    for column in ("name", "what it is"):
-        presets.add_column(column)
+    presets = _table("Estimator presets", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)
     rich.print(presets)
-    print('  in Python: qemrl.ESTIMATORS["qem"].estimator')
-    items = Table(title="\nReproductions", title_justify="left", box=None, header_style="bold")
-    for column in ("name", "in the paper", "command"):
-        items.add_column(column)
-    items.add_row("fitted-quantiles", "appendix C, fitted quantile plots and R² of orders 2 to 4", "qemrl demo")
+    print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
+    items = _table("Reproductions", "name", "in the paper", "command")
+    items.add_row("fitted-quantiles", "appendix C: fitted quantiles, R² of orders 2 to 4", "qemrl demo")
     rich.print(items)
 
 
@@ -53,17 +50,15 @@ def demo(
         seed: The seed of all randomness.
     """
     _require(quantiles >= 4, f"--quantiles must be at least 4, the highest order; got {quantiles}")
-    _require(noise >= 0, f"--noise must not be negative; got {noise}")
+    _require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
     _require(trials >= 1, f"--trials must be at least 1; got {trials}")
     _require(seed >= 0, f"--seed must not be negative; got {seed}")
+    _require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
     from qemrl import demo as fits
 
     results = fits.fit_laws(quantiles, noise, trials, seed)
-    table = Table(title=f"{quantiles} quantiles, noise {noise:g}; errors in standard deviations of the law")
-    for column in ("law", "estimator"):
-        table.add_column(column)
-    for column in ("R²", "error of this draw", "RMSE, fixed levels", "RMSE, random levels"):
-        table.add_column(column, justify="right")
+    title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the law"
+    table = _table(title, "law", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")
     for result in results:
         for row in result.rows:
             fit = "" if row.r_squared is None else f"{row.r_squared:.3f}"
@@ -71,6 +66,7 @@ def demo(
             last = row is result.rows[-1]
             table.add_row(row.law if row is result.rows[0] else "", row.estimator, fit, *errors, end_section=last)
     rich.print(table)
+    print("error here: of the draw in the figure; RMSE: over all draws, with fixed and with random levels")
     for path in fits.write(results, noise, out):
         print(f"wrote {path}")
 
@@ -86,11 +82,8 @@ def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
     from qemrl.bench import estimator
 
     report = estimator.run(rounds)
-    table = Table(title="Time per batch, compiled by JAX", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for column in ("levels", "shape", "timed", "what", "µs", "peer", "its µs", "ratio", "limit"):
-        table.add_column(
-            column, justify="right" if column in ("µs", "its µs", "ratio", "limit") else "left", no_wrap=True
-        )
+    columns = ("levels", "shape", "timed", "what", ">µs", "peer", ">its µs", ">ratio", ">limit")
+    table = _table("Time per batch, compiled by JAX", *columns)
     colours = {True: "[green]", False: "[red]", None: ""}
     for line in report.comparisons:
         limit = "" if line.limit is None else f"{colours[line.holds]}{line.limit:.2f} {'✓' if line.holds else '✗'}"
@@ -152,6 +145,14 @@ def _check_command(arguments: Sequence[str]) -> None:
             hint = f"did you mean `{path} {near[0]}`?" if near else f"try `{path} --help`"
             raise UsageError(f"`{path}` has no command `{word}`; {hint}")
         tree, path = tree[word], f"{path} {word}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    """An empty table that fits into 80 characters; a column with `>` before its name is flush right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+    for column in columns:
+        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
 
 
 def _require(condition: bool, message: str) -> None:

@@ -51,11 +51,16 @@ def wants_gradient(array: Array) -> bool:
     return compat.is_torch_array(array) and array.requires_grad
 
 
+def view(array: Array) -> np.ndarray:
+    """The numbers of an array that `is_on_host`, in NumPy; copied only if NumPy has no such dtype."""
+    if compat.is_torch_array(array):
+        array = widened(array.detach()).numpy()
+    return np.asarray(array)
+
+
 def read(array: Array) -> np.ndarray:
     """The numbers of an array that `is_on_host`, in NumPy float64."""
-    if compat.is_torch_array(array):
-        array = array.detach().double().numpy()
-    return np.asarray(array, dtype=np.float64)
+    return np.asarray(view(array), dtype=np.float64)
 
 
 def constant(array: np.ndarray, model: Array) -> Array:

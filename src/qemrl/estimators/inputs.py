@@ -75,7 +75,7 @@ def read_sample(values: Any, levels: Any, probs: Any, order: int) -> Sample:
 def _require(array: Array, name: str, rule: str, holds: Any) -> None:
     if not backend.is_on_host(array):
         return
-    numbers = backend.read(array)
+    numbers = backend.view(array)
     good = holds(numbers)
     if not good.all():
         where = [int(i) for i in np.argwhere(~good)[0]]

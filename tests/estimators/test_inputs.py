@@ -39,7 +39,8 @@ VALUES = np.arange(8.0)
         (VALUES + 1j, LEVELS, "values must be real numbers, got an array of complex128"),
         (VALUES, np.full(8, 0.5), "singular: 1 different levels between 0.5 and 0.5 do not determine 4"),
         (VALUES, np.repeat([0.2, 0.5, 0.7], [3, 3, 2]), "singular: 3 different levels between 0.2 and 0.7"),
-        (VALUES, 0.5 + 1e-7 * LEVELS, "singular"),
+        (VALUES, 0.5 + 1e-7 * LEVELS, "singular: 8 different levels between 0.5 and 0.5"),
+        (VALUES, np.repeat([0.0, 1e-6, 0.5, 0.9], 2), "singular: 3 different levels between 0 and 0.9"),
     ],
 )
 def test_bad_numbers_and_shapes(values, levels, message):

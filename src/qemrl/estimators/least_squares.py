@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array
-from qemrl.estimators.basis import columns, triple_products
+from qemrl.estimators.basis import CLIP, columns, triple_products
 
 Column = Float[Array, "*batch n"]
 Scalar = Float[Array, "*batch 1"]
@@ -31,8 +31,9 @@ def fixed_weights(
     q, r = np.linalg.qr(design * root[:, None])
     pivots = np.abs(np.diag(r))
     if pivots.min() <= len(levels) * np.finfo(np.float64).eps * pivots.max():
+        different = len(np.unique(np.clip(levels, CLIP, 1 - CLIP)))
         raise ValueError(
-            f"the design is singular: {len(np.unique(design[:, -1]))} different levels between {levels.min():.6g} "
+            f"the design is singular: {different} different levels between {levels.min():.6g} "
             f"and {levels.max():.6g} do not determine {order} coefficients"
         )
     return np.linalg.solve(r, q.T * root)

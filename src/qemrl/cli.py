@@ -9,16 +9,20 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import rich
 from rich import box
+from rich.markup import escape
 from rich.table import Table
+from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 import qemrl
+from qemrl.statistics import Interval
 
 
 class UsageError(Exception):
@@ -32,8 +36,11 @@ def list_known() -> None:
         presets.add_row(name, preset.summary)
     rich.print(presets)
     print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
-    items = _table("Reproductions", "name", "in the paper", "command")
-    items.add_row("fitted-quantiles", "appendix C: fitted quantiles, R² of orders 2 to 4", "qemrl demo")
+    from qemrl.paper.catalogue import ITEMS
+
+    items = _table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
+    for item in ITEMS:
+        items.add_row(item.name, item.where, item.summary)
     rich.print(items)
 
 
@@ -92,14 +99,115 @@ def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
     rich.print(table)
     layers = " → ".join(str(width) for width in estimator.NETWORK)
     print(f"network: {layers}, {report.comparisons[-1].shape[0]} inputs at once; {report.machine['device']}")
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
-        print(f"wrote {json_file}")
+    _write_json(report.as_json(), json_file)
+
+
+def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None = None) -> None:
+    """Time tabular QDRL and QEMRL on FrozenLake against plain NumPy.
+
+    Args:
+        seeds: How many seeds are learned at once.
+        steps: How many transitions each of them sees, a multiple of 10.
+        json_file: Write the figures to this file as well.
+    """
+    _require(seeds >= 1, f"--seeds must be at least 1; got {seeds}")
+    _require(steps >= 10 and steps % 10 == 0, f"--steps must be a multiple of 10; got {steps}")
+    from qemrl.bench import tabular
+
+    report = tabular.run(seeds, steps)
+    title = f"FrozenLake 4x4, {tabular.NUM_QUANTILES} quantiles, {seeds} seeds of {steps} steps"
+    table = _table(title, "what", ">steps/s", ">NumPy steps/s", ">ratio", ">limit", ">compiling")
+    for line in report.comparisons:
+        limit = f"[{'green' if line.holds else 'red'}]{line.target:.0f} {'✓' if line.holds else '✗'}"
+        rates = (f"{line.steps_per_second:,.0f}", f"{line.numpy_steps_per_second:,.0f}", f"{line.ratio:.1f}")
+        table.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
+    rich.print(table)
+    _write_json(report.as_json(), json_file)
+
+
+def _write_json(data: dict, path: Path | None) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {path}")
+
+
+def reproduce(
+    name: Positional[str],
+    scale: Literal["smoke", "small", "paper"] = "small",
+    out: Path = Path("reproduced"),
+    seed: int = 0,
+    again: bool = False,
+) -> None:
+    """Run an item of the paper: its numbers, its figure and a verdict on each of its claims.
+
+    Args:
+        name: An item of `qemrl list`, or `all`.
+        scale: Seconds (smoke), a minute or less (small), or the size that results are reported at (paper).
+        out: The folder; each item gets one of its own in it, with data.csv, figure.png, figure.svg and claims.json.
+        seed: The seed of all randomness.
+        again: Run items whose results are there already, too.
+    """
+    from qemrl.paper import reproduce as runs
+    from qemrl.paper.catalogue import BY_NAME, ITEMS
+
+    if name != "all" and name not in BY_NAME:
+        near = difflib.get_close_matches(name, [*BY_NAME, "all"], n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else "`qemrl list` shows all"
+        raise UsageError(f"there is no item `{name}`; {hint}")
+    _require(seed >= 0, f"--seed must not be negative; got {seed}")
+    _require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    chosen = ITEMS if name == "all" else (BY_NAME[name],)
+    finished: list[str] = []
+    try:
+        for item in chosen:
+            if not again and runs.is_done(out, item, scale, seed):
+                print(f"{item.name}: already there, in {out / item.name}; --again runs it again")
+            else:
+                _run_with_progress(item, scale, seed, out)
+            _show_claims(runs.read_report(out, item.name))
+            finished.append(item.name)
+    except KeyboardInterrupt:
+        done = ", ".join(finished) or "nothing"
+        print(f"\nqemrl: interrupted; finished: {done}. The same command goes on from there.", file=sys.stderr)
+        sys.exit(130)
+    if name == "all":
+        path = out / "ledger.md"
+        path.write_text(runs.ledger(out, ITEMS), encoding="utf-8")
+        print(f"wrote {path}")
+
+
+def _run_with_progress(item: Any, scale: Any, seed: int, out: Path) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from qemrl.paper import reproduce as runs
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task(f"{item.name} ({scale})", total=1.0)
+        folder = runs.run_item(item, scale, seed, out, lambda share: progress.update(task, completed=share))
+    print(f"{item.name}: wrote {folder}")
+
+
+def _show_claims(report: Any) -> None:
+    colours = {"holds": "green", "fails": "red", "depends": "yellow"}
+    table = _table(f"{report['item']} ({report['scale']}, {report['seconds']} s)", "verdict", "claim", "measured")
+    for claim in report["claims"]:
+        measured = Interval(*(claim["measured"][end] for end in Interval._fields))
+        verdict = f"[{colours[claim['verdict']]}]{claim['verdict']}"
+        table.add_row(verdict, claim["name"], escape(str(measured)))
+    rich.print(table)
+    for note in report["notes"]:
+        print(textwrap.fill(f"Note: {note}", width=100))
 
 
 Tree = dict[str, Any]
-COMMANDS: Tree = {"list": list_known, "demo": demo, "bench": {"estimator": bench_estimator}}
+COMMANDS: Tree = {
+    "list": list_known,
+    "demo": demo,
+    "reproduce": reproduce,
+    "bench": {"estimator": bench_estimator, "tabular": bench_tabular},
+}
 HELP = {"bench": "Measure what things cost."}
 
 

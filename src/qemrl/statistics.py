@@ -33,7 +33,7 @@ def mean_interval(samples: Float[Array, " n"]) -> Interval:
     samples = np.asarray(samples, dtype=np.float64)
     if samples.ndim != 1 or len(samples) < 2:
         raise ValueError(f"an interval needs a list of at least two samples, got the shape {samples.shape}")
-    reach = float(special.stdtrit(len(samples) - 1, 0.975)) * samples.std(ddof=1) / math.sqrt(len(samples))
+    reach = float(special.stdtrit(len(samples) - 1, 0.975) * samples.std(ddof=1) / math.sqrt(len(samples)))
     mean = float(samples.mean())
     return Interval(mean, mean - reach, mean + reach)
 

@@ -31,7 +31,7 @@ from qemrl.estimators import (
     midpoints,
 )
 from qemrl.paper.drawing import LOOKS, heading, light_grid, upright_line
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.statistics import Interval, ratio_of_variances_interval
 
 SETTINGS = {"Atari": (200, TailVariance(1.5)), "MuJoCo": (32, TailVariance(1.2))}
@@ -239,11 +239,3 @@ def _draw_panel(axis: Axes, rows: list[Row]) -> None:
     axis.set_yticks(range(len(LAWS)), places)
     axis.set_ylim(len(LAWS) - 0.4, -0.6)
     light_grid(axis, "x")
-
-
-ITEM = Item(
-    name="correlated-noise",
-    where="ours",
-    summary="Var(mean) / Var(QEM) at midpoints when quantiles are learned from the same returns",
-    run=run,
-)

@@ -27,7 +27,7 @@ from qemrl.estimators import (
     uniform_levels,
 )
 from qemrl.paper.drawing import Look, entry, heading, light_grid
-from qemrl.paper.item import Claim, Item, Result, Scale, Verdict, judge
+from qemrl.paper.item import Claim, Result, Scale, Verdict, judge
 from qemrl.statistics import Interval, mean_interval
 
 COUNTS = (8, 16, 32, 64)
@@ -195,11 +195,3 @@ def _draw_panel(axis: Axes, errors: Errors, name: str) -> None:
     axis.set_yscale("log")
     axis.set_xticks(COUNTS, [str(count) for count in COUNTS])
     light_grid(axis, "y")
-
-
-ITEM = Item(
-    name="iqn-variance",
-    where="ours",
-    summary="the error that the draw of random levels causes, by estimator and by the way levels are drawn",
-    run=run,
-)

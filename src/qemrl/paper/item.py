@@ -45,7 +45,7 @@ class Claim:
 
 
 def judge(measured: Interval, *, above: float | None = None, below: float | None = None) -> Verdict:
-    """`holds` if the whole interval is on the claimed side of the threshold, `fails` if none of it is, else `depends`."""
+    """`holds` if the interval is on the claimed side of the threshold, `fails` if none of it is, else `depends`."""
     if (above is None) == (below is None):
         raise ValueError("a claim has one threshold: above or below")
     if above is not None:

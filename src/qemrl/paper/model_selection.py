@@ -18,7 +18,7 @@ from scipy import special
 from qemrl import figures
 from qemrl.estimators import LAWS, QEM, Law, midpoints, r_squared
 from qemrl.paper.drawing import LOOKS, entry, light_grid
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.statistics import Interval, mean_interval
 
 LAW_NAMES = ("normal", "mixture", "exponential", "gumbel")
@@ -178,11 +178,3 @@ def _draw_panel(axis: Axes, fits: Fits, noise: float) -> None:
     labels = ["Model 1\norder 2", "Model 2\norder 3", "Model 3\norder 4", "Model 4\n(paper)", "\norder 5", "\norder 6"]
     axis.set_xticks(positions, labels)
     light_grid(axis, "y")
-
-
-ITEM = Item(
-    name="model-selection",
-    where="Appendix C",
-    summary="R² of expansions of orders 2 to 6 on four laws, and of the paper's collinear Model 4",
-    run=run,
-)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from qemrl import figures
 from qemrl.estimators import paper_condition, variance_reduction
 from qemrl.paper.drawing import LOOKS, Look, level_line
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.statistics import Interval, mean_interval, share_interval
 
 PRINTED: dict[tuple[int, int], float] = {
@@ -176,11 +176,3 @@ def _draw_ranges(axis: Axes, cells: dict[tuple[int, int], Cell], look: Look, shi
     places = np.arange(len(ratios)) + shift
     axis.vlines(places, ratios.min(1), ratios.max(1), color=look.colour, lw=1.5)
     axis.plot(places, ratios.mean(1), ls="", marker=look.marker, color=look.colour, ms=4.5, label=label)
-
-
-ITEM = Item(
-    name="table-4",
-    where="Table 4",
-    summary="minima of the paper's condition f for random levels, and whether f > 0 means less variance",
-    run=run,
-)

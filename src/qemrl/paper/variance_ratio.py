@@ -17,7 +17,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from qemrl import figures
 from qemrl.estimators import midpoints, variance_reduction
 from qemrl.paper.drawing import LOOKS, heading, level_line
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.paper.table_4 import RARE, random_problems
 from qemrl.statistics import mean_interval, share_interval
 
@@ -148,11 +148,3 @@ def _draw_panel(axis: Axes, ratios: Ratios, kind: str, count: int) -> None:
     axis.set_yticks([0.5, 0.7, 1, 1.4, 2])
     axis.yaxis.set_major_formatter(ScalarFormatter())
     axis.yaxis.set_minor_formatter(NullFormatter())
-
-
-ITEM = Item(
-    name="variance-ratio",
-    where="ours",
-    summary="Var(mean) / Var(QEM) for independent errors of known variances, at midpoints and random levels",
-    run=run,
-)

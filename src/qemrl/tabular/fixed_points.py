@@ -135,7 +135,7 @@ def expectiles(
     x, p = np.take_along_axis(atoms, order, -1), np.take_along_axis(probs, order, -1)
     below, mass = np.cumsum(p * x, -1), np.cumsum(p, -1)
     mean, whole = below[..., -1:], mass[..., -1:]
-    # g_k = τ E(Z − x_k)₊ − (1 − τ) E(x_k − Z)₊ falls in k; the root lies right of the last atom where it is not negative
+    # g_k = τ E(Z − x_k)₊ − (1 − τ) E(x_k − Z)₊ falls in k; the root lies right of the last atom where it is not below 0
     tau = levels[:, None]
     above_part = (mean - below) - x * (whole - mass)
     below_part = x * mass - below

@@ -6,7 +6,7 @@ differ in their `update` of a row and in the weights that turn a row into Q.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from qemrl.estimators import EmpiricalMean, Estimator, midpoints
+from qemrl.estimators.estimator import EmpiricalMean, Estimator
+from qemrl.estimators.levels import midpoints
 from qemrl.tabular.exact import Policy, action_probs
 from qemrl.tabular.fixed_points import expectile_levels, impute
 from qemrl.tabular.mdp import TabularMDP
@@ -34,6 +35,10 @@ class Representation(Protocol):
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         """The weights that make Q of a row."""
+        ...
+
+    def rule(self) -> "Representation":
+        """The same without what only `mean_weights` depends on: representations with equal rules share a program."""
         ...
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -70,6 +75,10 @@ class Quantiles:
         """The weights that make Q of a row."""
         return self.estimator.weights(midpoints(self.num_quantiles))[0]
 
+    def rule(self) -> "Quantiles":
+        """The same with the plain mean."""
+        return replace(self, estimator=EmpiricalMean())
+
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Uniform rows."""
         return jax.random.uniform(key, (*shape, self.num_quantiles), minval=self.low, maxval=self.high)
@@ -80,7 +89,8 @@ class Quantiles:
         The sum is written out: XLA then makes one vectorised kernel of it, five times as fast as a reduction.
         """
         targets = reward + discount * following
-        below = sum((targets[j] < row).astype(jnp.int32) for j in range(self.num_quantiles))
+        none = jnp.zeros(row.shape, jnp.int32)
+        below = sum(((targets[j] < row).astype(jnp.int32) for j in range(self.num_quantiles)), none)
         levels = jnp.asarray(midpoints(self.num_quantiles), row.dtype)
         return levels - below.astype(row.dtype) / self.num_quantiles
 
@@ -112,6 +122,10 @@ class Categories:
         """The weights that make Q of a row: the atoms."""
         return self.support
 
+    def rule(self) -> "Categories":
+        """Itself."""
+        return self
+
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Rows of equal probabilities."""
         del key
@@ -142,6 +156,10 @@ class Expectiles:
         """The weights that make Q of a row: all on the middle."""
         return np.eye(self.num_expectiles)[self.num_expectiles // 2]
 
+    def rule(self) -> "Expectiles":
+        """Itself."""
+        return self
+
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Rows of zeros."""
         del key
@@ -168,6 +186,10 @@ class Scalar:
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         """One."""
         return np.ones(1)
+
+    def rule(self) -> "Scalar":
+        """Itself."""
+        return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Rows of zeros."""
@@ -268,24 +290,26 @@ def learn(
     learning: Learning,
     seeds: Int[np.ndarray, " seeds"] | list[int] | range,
     policy: Policy | None = None,
-    tick: Callable[[float], None] = lambda share: None,
+    tick: Callable[[float], None] = lambda _: None,
 ) -> History:
     """Learn from one stream of transitions for each seed.
 
-    With a `policy` its returns are learned (evaluation; it also acts). Without, the greedy policy's are (control, acting
-    with ε-greedy). The tables hold rows for states and actions in both cases.
+    With a `policy` its returns are learned (evaluation; it also acts). Without, the greedy policy's are (control,
+    acting with ε-greedy). The tables hold rows for states and actions in both cases.
     """
     if learning.steps % learning.record_every:
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
     choose = None if policy is None else action_probs(mdp, policy)
-    start, advance = _programs(mdp, learning, None if choose is None else choose.tobytes())
+    shared = replace(learning, representation=learning.representation.rule())
+    start, advance = _programs(mdp, shared, None if choose is None else choose.tobytes())
+    weights = jnp.asarray(learning.representation.mean_weights(), jnp.float32)
     state = start(keys)
     records = learning.steps // learning.record_every
     kept = []
     for record in range(records):
-        state = advance(state, keys)
-        q = state.table @ jnp.asarray(learning.representation.mean_weights(), jnp.float32)
+        state = advance(state, keys, weights)
+        q = state.table @ weights
         kept.append(jax.tree.map(np.asarray, (q, state.table[:, mdp.start], state.counts, state.episodes)))
         tick((record + 1) / records)
     q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*kept, strict=True))
@@ -302,18 +326,18 @@ def _programs(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tupl
     if place not in _CACHE:
         begin, step = _build(mdp, learning, policy)
 
-        def stretch(state: _State, key: PRNGKeyArray) -> _State:
-            draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
-            return jax.lax.scan(partial(step, key), state, draws)[0]
+        def stretch(state: _State, key: PRNGKeyArray, weights: Float[Array, " d"]) -> _State:
+            count = 5 if _has_several_starts(mdp) else 4
+            draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, count))
+            return jax.lax.scan(partial(step, key, weights), state, draws)[0]
 
-        _CACHE[place] = (mdp, jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(stretch), donate_argnums=0))
+        _CACHE[place] = (mdp, jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(stretch, (0, 0, None)), donate_argnums=0))
     return _CACHE[place][1:]
 
 
 def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[Callable, Callable]:
     representation = learning.representation
     shape = (mdp.num_states, mdp.num_actions)
-    weights = jnp.asarray(representation.mean_weights(), jnp.float32)
     outcome_ends = jnp.asarray(np.cumsum(mdp.probs, -1)[..., :-1], jnp.float32)
     first_ends = jnp.asarray(np.cumsum(mdp.initial)[:-1], jnp.float32)
     next_states, laws = jnp.asarray(mdp.next_states, jnp.int32), jnp.asarray(mdp.laws, jnp.int32)
@@ -329,22 +353,22 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         counts = jnp.zeros(mdp.probs.shape, jnp.int32)
         return _State(representation.init(table_key, shape), counts, first, zero, zero, zero)
 
-    def greedy(table: Float[Array, "s a d"], state: Int[Array, ""]) -> Int[Array, ""]:
+    def greedy(weights: Row, table: Float[Array, "s a d"], state: Int[Array, ""]) -> Int[Array, ""]:
         return jnp.argmax(table[state] @ weights).astype(jnp.int32)
 
-    def act(now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
+    def act(weights: Row, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
         if policy_ends is not None:
             return _index(policy_ends[now.state], which)
         count = now.step if learning.epsilon_counts == "steps" else now.episodes
         random = jnp.minimum((which * shape[1]).astype(jnp.int32), shape[1] - 1)
-        return jnp.where(explore < learning.epsilon(count), random, greedy(now.table, now.state))
+        return jnp.where(explore < learning.epsilon(count), random, greedy(weights, now.table, now.state))
 
     def draw_reward(key: PRNGKeyArray, law: Int[Array, ""]) -> Float[Array, ""]:
-        branches = [lambda key: jnp.zeros(()), *(reward.draw for reward in mdp.reward_laws)]
+        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in mdp.reward_laws)]
         return jax.lax.switch(law + 1, branches, key)
 
-    def step(key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
-        action = act(now, draws[0], draws[1])
+    def step(key: PRNGKeyArray, weights: Row, now: _State, draws: Float[Array, " draws"]) -> tuple[_State, None]:
+        action = act(weights, now, draws[0], draws[1])
         outcome = _index(outcome_ends[now.state, action], draws[2])
         place = (now.state, action, outcome)
         reward, following, ends = rewards[place], next_states[place], terminal[place]
@@ -353,7 +377,7 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         if policy_ends is not None:
             next_action = _index(policy_ends[following], draws[3])
         else:
-            next_action = greedy(now.table, following)
+            next_action = greedy(weights, now.table, following)
         row = now.table[now.state, action]
         direction = representation.update(
             row, reward, mdp.discount * (1 - ends.astype(jnp.float32)), now.table[following, next_action]
@@ -361,7 +385,7 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         row = row + learning.learning_rate(now.step) * direction
         age = now.age + 1
         over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)
-        first = _index(first_ends, jnp.mod(draws[2] * 7919.0, 1.0)) if len(first_ends) else jnp.zeros((), jnp.int32)
+        first = _index(first_ends, draws[3])  # at an end the draw of the next action does not count
         return _State(
             now.table.at[now.state, action].set(row),
             now.counts.at[place].add(1),
@@ -372,6 +396,10 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         ), None
 
     return begin, step
+
+
+def _has_several_starts(mdp: TabularMDP) -> bool:
+    return int(np.count_nonzero(mdp.initial)) > 1
 
 
 def _index(ends: Float[Array, " k"], draw: Float[Array, ""]) -> Int[Array, ""]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import qemrl
+import qemrl.tabular
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,13 +29,14 @@ def test_every_public_name_exists_and_has_a_docstring():
             assert item.__doc__, name
 
 
-def test_every_public_name_is_on_the_estimators_page():
-    page = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
-    missing = [name for name in qemrl.estimators.__all__ if name not in page]
+@pytest.mark.parametrize(("page", "package"), [("estimators.md", qemrl.estimators), ("tabular.md", qemrl.tabular)])
+def test_every_public_name_is_on_its_page(page, package):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    missing = [name for name in package.__all__ if name not in text]
     assert not missing
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/estimators.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/estimators.md", "docs/tabular.md"])
 def test_the_python_examples_of_a_page_run(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -44,7 +46,9 @@ def test_the_python_examples_of_a_page_run(page):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/estimators.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/estimators.md", "docs/tabular.md", "docs/ledger.md"]
+)
 def test_links_between_files_lead_somewhere(page):
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):

@@ -46,7 +46,8 @@ def share_interval(hits: int, trials: int) -> Interval:
     share = hits / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return Interval(share, max(0.0, centre - reach), min(1.0, centre + reach))
+    low, high = max(0.0, centre - reach), min(1.0, centre + reach)
+    return Interval(share, 0.0 if hits == 0 else low, 1.0 if hits == trials else high)
 
 
 def ratio_of_variances_interval(first: Float[Array, " n"], second: Float[Array, " n"]) -> Interval:

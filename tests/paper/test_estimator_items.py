@@ -11,7 +11,7 @@ from qemrl.paper import correlated_noise, iqn_variance, model_selection, table_4
 from qemrl.paper.item import Claim, Result, judge
 
 MODULES = (model_selection, table_4, variance_ratio, correlated_noise, iqn_variance)
-each_item = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition('.')[2])
+each_item = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 
 
 @cache

@@ -203,10 +203,10 @@ def test_an_even_number_of_expectiles_and_too_few_are_refused(count):
 def by_root(atoms: np.ndarray, probs: np.ndarray, level: float) -> float:
     """The expectile where the definition's two sides are equal."""
 
-    def gap(e: float) -> float:
+    def gap(e: float):
         return level * probs @ np.maximum(atoms - e, 0) - (1 - level) * probs @ np.maximum(e - atoms, 0)
 
-    return optimize.brentq(gap, atoms.min() - 1, atoms.max() + 1, xtol=1e-13)  # pyright: ignore
+    return optimize.root_scalar(gap, bracket=(atoms.min() - 1, atoms.max() + 1), xtol=1e-13).root
 
 
 @given(seeds)

@@ -29,7 +29,7 @@ from qemrl.tabular import (
     policy_values,
     solve,
 )
-from qemrl.tabular.learn import _CACHE, _programs
+from qemrl.tabular.learning import _programs
 
 seeds = st.integers(0, 2**32 - 1)
 ALL = [Quantiles(8), Quantiles(8, QEM()), Categories(-1.0, 2.0, 7), Expectiles(5), Scalar()]
@@ -284,6 +284,14 @@ def test_episodes_begin_where_the_distribution_of_the_first_state_says():
     np.testing.assert_allclose(counts[:, 0] / counts.sum(-1), 0.5, atol=0.04)
 
 
+def test_first_states_are_drawn_finely_enough_to_reach_thousands():
+    count = 4096
+    mdp = make_mdp([[[(1.0, s, 0.0, True)]] for s in range(count)], 0.9, [1 / count] * count)
+    counts = learn(mdp, Learning(Scalar(), 20_000, record_every=20_000), [0]).counts[0, -1, :, 0, 0]
+    assert counts[::2].sum() / 20_000 == pytest.approx(0.5, abs=0.02)
+    assert (counts == 0).mean() == pytest.approx(np.exp(-20_000 / count), abs=0.005)
+
+
 def test_rewards_from_laws_are_drawn_anew_at_each_step():
     mdp = chain(2, 1.0)
     learning = Learning(Scalar(), 2000, Steps((1.0,)), record_every=2)
@@ -333,11 +341,11 @@ def test_equal_objects_and_other_estimators_compile_nothing_new(lake):
     learning = Learning(Quantiles(3), 30, record_every=10)
     learn(lake, learning, range(2))
     programs: list[Any] = list(_programs(lake, learning, None))
-    kept = len(_CACHE)
+    kept = _programs.cache_info().misses
     assert [program._cache_size() for program in programs] == [1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))
     learn(lake, replace(learning, representation=Quantiles(3, QEM(order=2))), range(2))
-    assert len(_CACHE) == kept
+    assert _programs.cache_info().misses == kept
     assert [program._cache_size() for program in programs] == [1, 1]
     learn(lake, replace(learning, epsilon=Steps((0.5,))), range(2))
-    assert len(_CACHE) == kept + 1
+    assert _programs.cache_info().misses == kept + 1

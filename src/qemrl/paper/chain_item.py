@@ -19,7 +19,7 @@ from scipy import special
 from qemrl import figures
 from qemrl.estimators import LAWS, QEM, BandVariance, EmpiricalMean, SGDNoise, TailVariance, crossing_rate, midpoints
 from qemrl.paper.drawing import LOOKS
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.statistics import Interval, mean_interval, ratio_of_variances_interval
 from qemrl.tabular import Learning, Quantiles, Steps, TabularMDP, chain, learn
 
@@ -31,7 +31,7 @@ REWARD = LAWS["mixture"]
 CENTRES = (-2.0, 3.0)
 """Of the parts of the mixture, whose standard deviations are one."""
 
-COUNTS = {"smoke": 32, "small": 64, "paper": 128}
+COUNTS = {"smoke": 16, "small": 64, "paper": 128}
 SEEDS = {"smoke": 50, "small": 300, "paper": 1_000}
 EARLY, TRAINED, LATE = STAGES = (2_500, 10_000, 30_000)
 """Transitions; claims about x0 are judged at the second, as in the paper, and one about x5 at the third."""
@@ -112,6 +112,8 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
     stages = {steps: history.rows[:, i, 0].astype(np.float64) for steps, i in zip(STAGES, at, strict=True)}
     last_state = history.table[:, -1, 0].astype(np.float64)
     rows = [row for steps, values in stages.items() for row in _rows(steps, values, last_state)]
+    poor = [row for row in rows if row.transitions == TRAINED and row.region != "peaks"]
+    share = sum(row.bias**2 for row in poor) / sum(row.bias**2 + row.std**2 for row in poor)
     notes = [
         f"The paper's reward stands only in a figure that the text lacks; here it is {REWARD.name}. Neither step nor "
         f"initial quantiles are stated; here the step is {STEP} and the quantiles start from U(−0.5, 0.5).",
@@ -119,16 +121,14 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "Predictions are of first order in the step, and for runs that have forgotten their start. The last state "
         "learns from rewards. Each state before follows the next like a filter of the same rate, which after five "
         f"states leaves {filtered_share(STATES):.3f} of the variance.",
-        "Gap and upper tail are still on their way at x0 when the paper looks: their errors there are mostly bias.",
+        f"After {TRAINED:,} transitions x0 has not forgotten its start: bias is {share:.0%} of the mean squared error "
+        "in gap and tails.",
     ]
     return Result([asdict(row) for row in rows], _draw(rows, stages[TRAINED]), _claims(stages, last_state), notes)
 
 
 def filtered_share(states: int) -> float:
-    """What is left of an autoregressive process's variance after it went through `states` − 1 filters of its own rate.
-
-    Its spectrum is that of 1/(1 + ω²), to the power of the number of states; the ratio of integrals is a binomial.
-    """
+    """The share of a variance that is left at the other end: ∫ (1 + ω²)^−states dω / ∫ (1 + ω²)^−1 dω."""
     return math.comb(2 * states - 2, states - 1) / 4 ** (states - 1)
 
 
@@ -249,11 +249,3 @@ def _draw_crossing(axis: Axes, levels: list[float], by_steps: dict[int, list[Row
     axis.set_ylim(top=1.45 * max(0.1, axis.get_ylim()[1]))
     axis.set_ylabel("share of runs where the next is lower")
     axis.set_title("crossing quantiles")
-
-
-ITEM = Item(
-    name="chain",
-    where="Figure 3",
-    summary="errors of learned quantiles by level, at peaks, gap and tails, and what QEM makes of them",
-    run=run,
-)

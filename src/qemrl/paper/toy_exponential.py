@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from qemrl import figures
 from qemrl.estimators import QEM, EmpiricalMean, Estimator, TailVariance, midpoints
 from qemrl.paper.drawing import LOOKS, entry, level_line, light_grid
-from qemrl.paper.item import Claim, Item, Result, Scale, judge
+from qemrl.paper.item import Claim, Result, Scale, judge
 from qemrl.statistics import Interval, mean_interval, ratio_of_variances_interval, share_interval
 from qemrl.tabular import Categories, Learning, Quantiles, Scalar, Steps, TabularMDP, learn, toy_exponential
 
@@ -138,8 +138,7 @@ def wrong_choices(estimates: Float[np.ndarray, "*batch 2"]) -> Float[np.ndarray,
 
 
 def _share_of_wrong(estimates: Float[np.ndarray, "seeds 2"]) -> Interval:
-    value, low, high = share_interval(int(wrong_choices(estimates).sum()), len(estimates))
-    return Interval(value, min(low, value), high)  # with no hit the lower end is zero but for rounding
+    return share_interval(int(wrong_choices(estimates).sum()), len(estimates))
 
 
 def _row(key: tuple[float, int, str], length: int, estimates: Float[np.ndarray, "seeds 2"]) -> Row:
@@ -247,11 +246,3 @@ def _draw_estimates(axis: Axes, estimates: dict[str, Float[np.ndarray, "seeds 2"
     axis.set_xticks((0, 1), [f"a{i + 1} (true mean {mean})" for i, mean in enumerate(MEANS)])
     axis.set_xlim(-0.5, 1.5)
     axis.set_ylabel("Q at x0: mean and 90% of runs")
-
-
-ITEM = Item(
-    name="toy-exponential",
-    where="Figure 2(b, c)",
-    summary="how often QDRL and QEM prefer the worse of two actions with exponential returns",
-    run=run,
-)

@@ -10,7 +10,7 @@ from qemrl.tabular.fixed_points import (
     impute,
     quantile_fixed_point,
 )
-from qemrl.tabular.learn import (
+from qemrl.tabular.learning import (
     Categories,
     Expectiles,
     Geometric,

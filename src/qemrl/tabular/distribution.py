@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from qemrl.estimators.backend import Array
+
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
@@ -37,12 +39,12 @@ class Distribution:
         """The variance."""
         return float(self.probs @ (self.atoms - self.mean) ** 2)
 
-    def quantile(self, levels: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    def quantile(self, levels: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """The smallest atom at which the distribution function reaches the level."""
         reached = np.searchsorted(np.cumsum(self.probs), np.asarray(levels) - 1e-12)
         return self.atoms[np.minimum(reached, len(self.atoms) - 1)]
 
-    def cdf(self, x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    def cdf(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """The probability of atoms up to `x`."""
         steps = np.concatenate([[0.0], np.cumsum(self.probs)])
         return steps[np.searchsorted(self.atoms, x, side="right")]

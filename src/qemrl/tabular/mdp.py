@@ -214,6 +214,8 @@ def toy_exponential(means: tuple[float, float] = (1.2, 1.0), discount: float = 1
     States: x0, x1 and x2 (after either action), x3 and x4 (where rewards are). The paper gives no discount; rewards are
     scaled such that the returns at x0 have the stated means.
     """
+    if not 0 < discount <= 1:
+        raise ValueError(f"the returns have these means for discounts above 0 and up to 1, got {discount}")
     scaled = [exponential(mean / discount**2) for mean in means]
     start = [[Outcome(1.0, 1, 0.0, False)], [Outcome(1.0, 2, 0.0, False)]]
     walk = [[[Outcome(1.0, s + 2, 0.0, False)]] * 2 for s in (1, 2)]

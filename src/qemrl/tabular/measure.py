@@ -7,7 +7,7 @@ from jaxtyping import Float
 
 from qemrl.tabular.distribution import Distribution, wasserstein
 from qemrl.tabular.exact import Policy, action_probs, policy_values, solve
-from qemrl.tabular.learn import Categories, History, Quantiles, Representation
+from qemrl.tabular.learning import Categories, History, Quantiles, Representation
 from qemrl.tabular.mdp import TabularMDP
 
 

@@ -7,7 +7,7 @@ differ in their `update` of a row and in the weights that turn a row into Q.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -297,7 +297,7 @@ def learn(
     With a `policy` its returns are learned (evaluation; it also acts). Without, the greedy policy's are (control,
     acting with ε-greedy). The tables hold rows for states and actions in both cases.
     """
-    if learning.steps % learning.record_every:
+    if learning.steps < 1 or learning.record_every < 1 or learning.steps % learning.record_every:
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
     choose = None if policy is None else action_probs(mdp, policy)
@@ -317,22 +317,16 @@ def learn(
     return History(steps, q, rows, counts, episodes, np.asarray(state.table))
 
 
-_CACHE: dict = {}
-
-
+@lru_cache(maxsize=32)
 def _programs(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[Callable, Callable]:
     """The compiled start and the compiled stretch between two records, for a batch of seeds; compiled once."""
-    place = (id(mdp), learning, policy)
-    if place not in _CACHE:
-        begin, step = _build(mdp, learning, policy)
+    begin, step = _build(mdp, learning, policy)
 
-        def stretch(state: _State, key: PRNGKeyArray, weights: Float[Array, " d"]) -> _State:
-            count = 5 if _has_several_starts(mdp) else 4
-            draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, count))
-            return jax.lax.scan(partial(step, key, weights), state, draws)[0]
+    def stretch(state: _State, key: PRNGKeyArray, weights: Row) -> _State:
+        draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
+        return jax.lax.scan(partial(step, key, weights), state, draws)[0]
 
-        _CACHE[place] = (mdp, jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(stretch, (0, 0, None)), donate_argnums=0))
-    return _CACHE[place][1:]
+    return jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(stretch, (0, 0, None)), donate_argnums=0)
 
 
 def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[Callable, Callable]:
@@ -367,7 +361,7 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in mdp.reward_laws)]
         return jax.lax.switch(law + 1, branches, key)
 
-    def step(key: PRNGKeyArray, weights: Row, now: _State, draws: Float[Array, " draws"]) -> tuple[_State, None]:
+    def step(key: PRNGKeyArray, weights: Row, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
         action = act(weights, now, draws[0], draws[1])
         outcome = _index(outcome_ends[now.state, action], draws[2])
         place = (now.state, action, outcome)
@@ -396,10 +390,6 @@ def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[C
         ), None
 
     return begin, step
-
-
-def _has_several_starts(mdp: TabularMDP) -> bool:
-    return int(np.count_nonzero(mdp.initial)) > 1
 
 
 def _index(ends: Float[Array, " k"], draw: Float[Array, ""]) -> Int[Array, ""]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qemrl
+from qemrl.paper.catalogue import ITEMS
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 
@@ -21,13 +22,15 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
     return subprocess.run([QEMRL, *arguments], capture_output=True, text=True, cwd=folder, env=environment, check=False)
 
 
-def test_list_shows_every_preset_and_answers_without_jax():
+def test_list_shows_every_preset_and_item_and_answers_without_jax():
     result = run("list")
     assert result.returncode == 0
     for name, preset in qemrl.ESTIMATORS.items():
         assert name in result.stdout
         assert preset.summary in result.stdout
-    assert "qemrl demo" in result.stdout
+    for item in ITEMS:
+        assert item.name in result.stdout
+        assert item.summary in result.stdout
     loaded = "import sys, qemrl.cli; qemrl.cli.main(['list']); print(sorted({'jax', 'torch'} & set(sys.modules)))"
     quick = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert quick.stdout.splitlines()[-1] == "[]"
@@ -35,8 +38,10 @@ def test_list_shows_every_preset_and_answers_without_jax():
 
 def test_help_and_version():
     for arguments, expected in {
-        ("--help",): ["list", "demo", "bench"],
-        ("bench", "--help"): ["estimator"],
+        ("--help",): ["list", "demo", "reproduce", "bench"],
+        ("bench", "--help"): ["estimator", "tabular"],
+        ("reproduce", "--help"): ["--scale", "--out", "--seed", "--again"],
+        ("bench", "tabular", "--help"): ["--seeds", "--steps", "--json-file"],
         ("demo", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
         ("bench", "estimator", "--help"): ["--rounds", "--json-file"],
         ("--version",): [qemrl.__version__],
@@ -60,6 +65,10 @@ def test_help_and_version():
         (("demo", "--noise", "-1.0"), "--noise"),
         (("demo", "--trials", "0"), "--trials must be at least 1; got 0"),
         (("bench", "estimator", "--rounds", "0"), "--rounds must be at least 1; got 0"),
+        (("bench", "tabular", "--steps", "15"), "--steps must be a multiple of 10; got 15"),
+        (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
+        (("reproduce", "table-4", "--scale", "huge"), "--scale"),
+        (("reproduce",), "NAME"),
         (("bench",), "estimator"),
         ((), "list"),
     ],

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -54,10 +55,27 @@ def _report(item: Item, scale: Scale, seed: int, seconds: float, result: Result)
         "scale": scale,
         "seed": seed,
         "version": qemrl.__version__,
+        "commit": _commit(),
         "seconds": round(seconds, 1),
         "notes": result.notes,
         "claims": claims,
     }
+
+
+def _commit() -> str | None:
+    """The commit of the code that runs, marked if files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        call = ["git", "-C", str(here), *arguments]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + (
+            " with changes" if git("status", "--porcelain", "--", str(here.parent)) else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def read_report(folder: Path, name: str) -> dict[str, Any] | None:
@@ -85,7 +103,8 @@ def ledger(folder: Path, items: Iterable[Item]) -> str:
             measured = claim["measured"]
             exact = measured["low"] == measured["high"]
             reach = "" if exact else f" [{measured['low']:.4g}, {measured['high']:.4g}]"
-            cells = (item.name, claim["name"], claim["where"], claim["statement"])
             number = f"{measured['value']:.4g}{reach}: {claim['meaning']}"
-            lines.append(f"| {' | '.join(cells)} | {number} | **{claim['verdict']}** |")
+            cells = (item.name, claim["name"], claim["where"], claim["statement"], number)
+            escaped = " | ".join(cell.replace("|", "\\|") for cell in cells)
+            lines.append(f"| {escaped} | **{claim['verdict']}** |")
     return "\n".join(lines) + "\n"

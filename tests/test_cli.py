@@ -68,7 +68,7 @@ def test_help_and_version():
         (("bench", "tabular", "--steps", "15"), "--steps must be a multiple of 10; got 15"),
         (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
         (("reproduce", "table-4", "--scale", "huge"), "--scale"),
-        (("reproduce",), "NAME"),
+        (("reproduce",), "Missing from qemrl reproduce"),
         (("bench",), "estimator"),
         ((), "list"),
     ],

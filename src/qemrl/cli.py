@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 import rich
 from rich import box
+from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
@@ -63,7 +65,8 @@ def demo(
     _require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
     from qemrl import demo as fits
 
-    results = fits.fit_laws(quantiles, noise, trials, seed)
+    with _working("fitting four laws"):
+        results = fits.fit_laws(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the law"
     table = _table(title, "law", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")
     for result in results:
@@ -88,7 +91,8 @@ def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
     _require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
     from qemrl.bench import estimator
 
-    report = estimator.run(rounds)
+    with _working("timing estimators"):
+        report = estimator.run(rounds)
     columns = ("levels", "shape", "timed", "what", ">µs", "peer", ">its µs", ">ratio", ">limit")
     table = _table("Time per batch, compiled by JAX", *columns)
     colours = {True: "[green]", False: "[red]", None: ""}
@@ -114,7 +118,8 @@ def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None 
     _require(steps >= 10 and steps % 10 == 0, f"--steps must be a multiple of 10; got {steps}")
     from qemrl.bench import tabular
 
-    report = tabular.run(seeds, steps)
+    with _working("timing tabular learning"):
+        report = tabular.run(seeds, steps)
     title = f"FrozenLake 4x4, {tabular.NUM_QUANTILES} quantiles, {seeds} seeds of {steps} steps"
     table = _table(title, "what", ">steps/s", ">NumPy steps/s", ">ratio", ">limit", ">compiling")
     for line in report.comparisons:
@@ -253,6 +258,11 @@ def _check_command(arguments: Sequence[str]) -> None:
             hint = f"did you mean `{path} {near[0]}`?" if near else f"try `{path} --help`"
             raise UsageError(f"`{path}` has no command `{word}`; {hint}")
         tree, path = tree[word], f"{path} {word}"
+
+
+def _working(what: str) -> Status:
+    """A sign of life in a terminal, while something runs that takes seconds."""
+    return Console(stderr=True).status(f"{what} …")
 
 
 def _table(title: str, *columns: str) -> Table:

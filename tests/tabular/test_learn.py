@@ -29,7 +29,7 @@ from qemrl.tabular import (
     policy_values,
     solve,
 )
-from qemrl.tabular.learning import _programs
+from qemrl.tabular.learning import _programs, _shared
 
 seeds = st.integers(0, 2**32 - 1)
 ALL = [Quantiles(8), Quantiles(8, QEM()), Categories(-1.0, 2.0, 7), Expectiles(5), Scalar()]
@@ -337,14 +337,16 @@ def test_progress_is_told_after_each_record(lake):
     assert told == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_equal_objects_and_other_estimators_compile_nothing_new(lake):
+def test_other_estimators_lengths_and_processes_of_the_same_shape_compile_nothing_new(lake):
     learning = Learning(Quantiles(3), 30, record_every=10)
     learn(lake, learning, range(2))
-    programs: list[Any] = list(_programs(lake, learning, None))
+    programs: list[Any] = list(_programs(_shared(learning), lake.reward_laws))
     kept = _programs.cache_info().misses
     assert [program._cache_size() for program in programs] == [1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))
     learn(lake, replace(learning, representation=Quantiles(3, QEM(order=2))), range(2))
+    learn(lake, replace(learning, steps=60), range(2))
+    learn(frozen_lake(["FFFG", "FHFF", "FHFF", "SFFF"], discount=0.9), learning, range(2))
     assert _programs.cache_info().misses == kept
     assert [program._cache_size() for program in programs] == [1, 1]
     learn(lake, replace(learning, epsilon=Steps((0.5,))), range(2))

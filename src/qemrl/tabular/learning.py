@@ -13,13 +13,14 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from qemrl.estimators.estimator import EmpiricalMean, Estimator
 from qemrl.estimators.levels import midpoints
 from qemrl.tabular.exact import Policy, action_probs
 from qemrl.tabular.fixed_points import expectile_levels, impute
 from qemrl.tabular.mdp import TabularMDP
+from qemrl.tabular.rewards import RewardLaw
 
 Row = Float[Array, " d"]
 
@@ -276,6 +277,20 @@ class History(NamedTuple):
     """The rows of all states in the end."""
 
 
+class _Model(NamedTuple):
+    """The process, the policy and the weights of Q, as arguments of the compiled programs."""
+
+    outcome_ends: Float[Array, "s a ends"]
+    next_states: Int[Array, "s a k"]
+    rewards: Float[Array, "s a k"]
+    laws: Int[Array, "s a k"]
+    terminal: Bool[Array, "s a k"]
+    first_ends: Float[Array, " ends"]
+    discount: Float[Array, ""]
+    weights: Row
+    policy_ends: Float[Array, "s ends"] | None
+
+
 class _State(NamedTuple):
     table: Float[Array, "s a d"]
     counts: Int[Array, "s a k"]
@@ -300,16 +315,14 @@ def learn(
     if learning.steps < 1 or learning.record_every < 1 or learning.steps % learning.record_every:
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
-    choose = None if policy is None else action_probs(mdp, policy)
-    shared = replace(learning, representation=learning.representation.rule())
-    start, advance = _programs(mdp, shared, None if choose is None else choose.tobytes())
-    weights = jnp.asarray(learning.representation.mean_weights(), jnp.float32)
-    state = start(keys)
+    model = _model(mdp, learning.representation, policy)
+    start, advance = _programs(_shared(learning), mdp.reward_laws)
+    state = start(model, keys)
     records = learning.steps // learning.record_every
     kept = []
     for record in range(records):
-        state = advance(state, keys, weights)
-        q = state.table @ weights
+        state = advance(model, state, keys)
+        q = state.table @ model.weights
         kept.append(jax.tree.map(np.asarray, (q, state.table[:, mdp.start], state.counts, state.episodes)))
         tick((record + 1) / records)
     q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*kept, strict=True))
@@ -317,69 +330,87 @@ def learn(
     return History(steps, q, rows, counts, episodes, np.asarray(state.table))
 
 
-@lru_cache(maxsize=32)
-def _programs(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[Callable, Callable]:
-    """The compiled start and the compiled stretch between two records, for a batch of seeds; compiled once."""
-    begin, step = _build(mdp, learning, policy)
+def _model(mdp: TabularMDP, representation: Representation, policy: Policy | None) -> _Model:
+    def ends(probs: Float[np.ndarray, "*batch k"]) -> Float[Array, "*batch ends"]:
+        return jnp.asarray(np.cumsum(probs, -1)[..., :-1], jnp.float32)
 
-    def stretch(state: _State, key: PRNGKeyArray, weights: Row) -> _State:
+    return _Model(
+        ends(mdp.probs),
+        jnp.asarray(mdp.next_states, jnp.int32),
+        jnp.asarray(mdp.rewards, jnp.float32),
+        jnp.asarray(mdp.laws, jnp.int32),
+        jnp.asarray(mdp.terminal),
+        ends(mdp.initial),
+        jnp.asarray(mdp.discount, jnp.float32),
+        jnp.asarray(representation.mean_weights(), jnp.float32),
+        None if policy is None else ends(action_probs(mdp, policy)),
+    )
+
+
+def _shared(learning: Learning) -> Learning:
+    """What of the settings a program depends on."""
+    return replace(learning, representation=learning.representation.rule(), steps=learning.record_every)
+
+
+@lru_cache(maxsize=64)
+def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable]:
+    """The compiled start, and the compiled stretch between two records, of a batch of seeds.
+
+    The process is an argument of both, so that they are compiled once for each shape.
+    """
+    begin, step = _build(learning, reward_laws)
+
+    def stretch(model: _Model, state: _State, key: PRNGKeyArray) -> _State:
         draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
-        return jax.lax.scan(partial(step, key, weights), state, draws)[0]
+        return jax.lax.scan(partial(step, model, key), state, draws)[0]
 
-    return jax.jit(jax.vmap(begin)), jax.jit(jax.vmap(stretch, (0, 0, None)), donate_argnums=0)
+    return jax.jit(jax.vmap(begin, (None, 0))), jax.jit(jax.vmap(stretch, (None, 0, 0)), donate_argnums=1)
 
 
-def _build(mdp: TabularMDP, learning: Learning, policy: bytes | None) -> tuple[Callable, Callable]:
+def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable]:
     representation = learning.representation
-    shape = (mdp.num_states, mdp.num_actions)
-    outcome_ends = jnp.asarray(np.cumsum(mdp.probs, -1)[..., :-1], jnp.float32)
-    first_ends = jnp.asarray(np.cumsum(mdp.initial)[:-1], jnp.float32)
-    next_states, laws = jnp.asarray(mdp.next_states, jnp.int32), jnp.asarray(mdp.laws, jnp.int32)
-    rewards, terminal = jnp.asarray(mdp.rewards, jnp.float32), jnp.asarray(mdp.terminal)
-    policy_ends = None
-    if policy is not None:
-        policy_ends = jnp.asarray(np.cumsum(np.frombuffer(policy).reshape(shape), -1)[..., :-1], jnp.float32)
 
-    def begin(key: PRNGKeyArray) -> _State:
+    def begin(model: _Model, key: PRNGKeyArray) -> _State:
         table_key, state_key = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
+        shape = model.next_states.shape
         zero = jnp.zeros((), jnp.int32)
-        first = _index(first_ends, jax.random.uniform(state_key))
-        counts = jnp.zeros(mdp.probs.shape, jnp.int32)
-        return _State(representation.init(table_key, shape), counts, first, zero, zero, zero)
+        first = _index(model.first_ends, jax.random.uniform(state_key))
+        table = representation.init(table_key, shape[:2])
+        return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero)
 
-    def greedy(weights: Row, table: Float[Array, "s a d"], state: Int[Array, ""]) -> Int[Array, ""]:
-        return jnp.argmax(table[state] @ weights).astype(jnp.int32)
+    def greedy(model: _Model, table: Float[Array, "s a d"], state: Int[Array, ""]) -> Int[Array, ""]:
+        return jnp.argmax(table[state] @ model.weights).astype(jnp.int32)
 
-    def act(weights: Row, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
-        if policy_ends is not None:
-            return _index(policy_ends[now.state], which)
+    def act(model: _Model, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
+        if model.policy_ends is not None:
+            return _index(model.policy_ends[now.state], which)
+        actions = model.next_states.shape[1]
         count = now.step if learning.epsilon_counts == "steps" else now.episodes
-        random = jnp.minimum((which * shape[1]).astype(jnp.int32), shape[1] - 1)
-        return jnp.where(explore < learning.epsilon(count), random, greedy(weights, now.table, now.state))
+        random = jnp.minimum((which * actions).astype(jnp.int32), actions - 1)
+        return jnp.where(explore < learning.epsilon(count), random, greedy(model, now.table, now.state))
 
     def draw_reward(key: PRNGKeyArray, law: Int[Array, ""]) -> Float[Array, ""]:
-        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in mdp.reward_laws)]
+        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in reward_laws)]
         return jax.lax.switch(law + 1, branches, key)
 
-    def step(key: PRNGKeyArray, weights: Row, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
-        action = act(weights, now, draws[0], draws[1])
-        outcome = _index(outcome_ends[now.state, action], draws[2])
+    def step(model: _Model, key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
+        action = act(model, now, draws[0], draws[1])
+        outcome = _index(model.outcome_ends[now.state, action], draws[2])
         place = (now.state, action, outcome)
-        reward, following, ends = rewards[place], next_states[place], terminal[place]
-        if mdp.reward_laws:
-            reward = reward + draw_reward(jax.random.fold_in(jax.random.fold_in(key, 1), now.step), laws[place])
-        if policy_ends is not None:
-            next_action = _index(policy_ends[following], draws[3])
+        reward, following, ends = model.rewards[place], model.next_states[place], model.terminal[place]
+        if reward_laws:
+            reward = reward + draw_reward(jax.random.fold_in(jax.random.fold_in(key, 1), now.step), model.laws[place])
+        if model.policy_ends is not None:
+            next_action = _index(model.policy_ends[following], draws[3])
         else:
-            next_action = greedy(weights, now.table, following)
+            next_action = greedy(model, now.table, following)
         row = now.table[now.state, action]
-        direction = representation.update(
-            row, reward, mdp.discount * (1 - ends.astype(jnp.float32)), now.table[following, next_action]
-        )
+        discount = model.discount * (1 - ends.astype(jnp.float32))
+        direction = representation.update(row, reward, discount, now.table[following, next_action])
         row = row + learning.learning_rate(now.step) * direction
         age = now.age + 1
         over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)
-        first = _index(first_ends, draws[3])  # at an end the draw of the next action does not count
+        first = _index(model.first_ends, draws[3])  # at an end the draw of the next action does not count
         return _State(
             now.table.at[now.state, action].set(row),
             now.counts.at[place].add(1),

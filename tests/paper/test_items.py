@@ -1,0 +1,39 @@
+"""What every item of the catalogue owes: plain rows, honest progress, claims that can be read, and no surprises."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from qemrl.paper.catalogue import ITEMS
+from qemrl.paper.item import Item, Result, Verdict
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.name)
+def test_an_item_keeps_the_contract(item: Item):
+    shares: list[float] = []
+    first = item.run("smoke", 0, shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] > 0
+    assert shares[-1] == pytest.approx(1.0)
+    _check_rows(first)
+    _check_claims(first)
+    again = item.run("smoke", 0, lambda _: None)
+    assert again.rows == first.rows
+    assert again.claims == first.claims
+    assert item.run("smoke", 1, lambda _: None).rows != first.rows
+
+
+def _check_rows(result: Result) -> None:
+    assert len({tuple(row) for row in result.rows}) == 1
+    entries = [entry for row in result.rows for entry in row.values()]
+    assert {type(entry) for entry in entries} <= {str, int, float}
+    assert all(np.isfinite(entry) for entry in entries if isinstance(entry, float))
+
+
+def _check_claims(result: Result) -> None:
+    assert len({claim.name for claim in result.claims}) == len(result.claims) > 0
+    for claim in result.claims:
+        assert claim.verdict in get_args(Verdict)
+        assert claim.measured.low <= claim.measured.value <= claim.measured.high
+        assert all((claim.where, claim.statement, claim.rule, claim.meaning))

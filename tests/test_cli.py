@@ -130,7 +130,6 @@ def test_bench_prints_and_writes_every_ratio(tmp_path):
     assert sum(line["limit"] is not None for line in lines) == 3
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are sent the POSIX way")
 def test_an_interrupt_ends_the_demo_without_a_traceback(tmp_path):
     process = subprocess.Popen(
         [QEMRL, "demo", "--trials", "1000000"],

@@ -10,18 +10,7 @@ from qemrl.tabular.fixed_points import (
     impute,
     quantile_fixed_point,
 )
-from qemrl.tabular.learning import (
-    Categories,
-    Expectiles,
-    Geometric,
-    History,
-    Learning,
-    Quantiles,
-    Representation,
-    Scalar,
-    Steps,
-    learn,
-)
+from qemrl.tabular.learning import History, Learning, learn
 from qemrl.tabular.mdp import (
     Outcome,
     TabularMDP,
@@ -41,7 +30,9 @@ from qemrl.tabular.measure import (
     start_error,
     temporal_std,
 )
+from qemrl.tabular.representations import Categories, Expectiles, Quantiles, Representation, Scalar
 from qemrl.tabular.rewards import RewardLaw, exponential, normal_mixture_reward, uniform
+from qemrl.tabular.schedules import Geometric, Steps
 
 __all__ = [
     "Categories",

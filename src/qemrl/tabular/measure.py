@@ -7,8 +7,9 @@ from jaxtyping import Float
 
 from qemrl.tabular.distribution import Distribution, wasserstein
 from qemrl.tabular.exact import Policy, action_probs, policy_values, solve
-from qemrl.tabular.learning import Categories, History, Quantiles, Representation
+from qemrl.tabular.learning import History
 from qemrl.tabular.mdp import TabularMDP
+from qemrl.tabular.representations import Categories, Quantiles, Representation
 
 
 class Decomposition(NamedTuple):

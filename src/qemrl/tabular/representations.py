@@ -1,0 +1,195 @@
+"""How a return distribution is written as a row of numbers: quantiles, categories, expectiles, or Q alone.
+
+Each representation says how a row moves towards a sampled target, and with which weights it adds up to Q.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from qemrl.estimators.estimator import EmpiricalMean, Estimator
+from qemrl.estimators.levels import midpoints
+from qemrl.tabular.fixed_points import expectile_levels, impute
+
+Row = Float[Array, " d"]
+
+
+@runtime_checkable
+class Representation(Protocol):
+    """How a return distribution is written as a row of numbers, and learned."""
+
+    @property
+    def size(self) -> int:
+        """The length of a row."""
+        ...
+
+    def mean_weights(self) -> Float[np.ndarray, " d"]:
+        """The weights that make Q of a row."""
+        ...
+
+    def rule(self) -> "Representation":
+        """The same without what only `mean_weights` depends on: representations with equal rules share a program."""
+        ...
+
+    def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Rows to start from, `shape` being that of the table without the length of a row."""
+        ...
+
+    def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
+        """The direction in which a row moves: minus the gradient of its loss at the sampled target."""
+        ...
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Quantiles at midpoints, learned with the pinball loss (QTD, no Huber); Q by any estimator."""
+
+    num_quantiles: int
+    """N, the number of quantiles."""
+
+    estimator: Estimator = EmpiricalMean()
+    """How quantiles become Q: the plain mean is QDRL, QEM is QEMRL."""
+
+    low: float = -0.5
+    """Initial quantiles are uniform between `low`."""
+
+    high: float = 0.5
+    """And `high`."""
+
+    @property
+    def size(self) -> int:
+        """The length of a row."""
+        return self.num_quantiles
+
+    def mean_weights(self) -> Float[np.ndarray, " d"]:
+        """The weights that make Q of a row."""
+        return self.estimator.weights(midpoints(self.num_quantiles))[0]
+
+    def rule(self) -> "Quantiles":
+        """The same with the plain mean."""
+        return replace(self, estimator=EmpiricalMean())
+
+    def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Uniform rows."""
+        return jax.random.uniform(key, (*shape, self.num_quantiles), minval=self.low, maxval=self.high)
+
+    def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
+        """τ_i − (1/N) Σ_j 1{y_j < θ_i}: at a tie the quantile counts as not above the target.
+
+        The sum is written out: XLA then makes one vectorised kernel of it, five times as fast as a reduction.
+        """
+        targets = reward + discount * following
+        none = jnp.zeros(row.shape, jnp.int32)
+        below = sum(((targets[j] < row).astype(jnp.int32) for j in range(self.num_quantiles)), none)
+        levels = jnp.asarray(midpoints(self.num_quantiles), row.dtype)
+        return levels - below.astype(row.dtype) / self.num_quantiles
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Probabilities on a fixed evenly spaced support, moved towards the projected target (CDRL)."""
+
+    low: float
+    """The first atom."""
+
+    high: float
+    """The last atom."""
+
+    num_atoms: int = 51
+    """The number of atoms."""
+
+    @property
+    def size(self) -> int:
+        """The length of a row."""
+        return self.num_atoms
+
+    @property
+    def support(self) -> Float[np.ndarray, " d"]:
+        """The atoms."""
+        return np.linspace(self.low, self.high, self.num_atoms)
+
+    def mean_weights(self) -> Float[np.ndarray, " d"]:
+        """The weights that make Q of a row: the atoms."""
+        return self.support
+
+    def rule(self) -> "Categories":
+        """Itself."""
+        return self
+
+    def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Rows of equal probabilities."""
+        del key
+        return jnp.full((*shape, self.num_atoms), 1 / self.num_atoms)
+
+    def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
+        """The projected target less the row."""
+        support = jnp.asarray(self.support, row.dtype)
+        targets = jnp.clip(reward + discount * support, self.low, self.high)
+        width = (self.high - self.low) / (self.num_atoms - 1)
+        kernel = jnp.clip(1 - jnp.abs(targets[None, :] - support[:, None]) / width, 0, 1)
+        return kernel @ following - row
+
+
+@dataclass(frozen=True)
+class Expectiles:
+    """Expectiles between levels 0.01 and 0.99, learned from imputed distributions (EDRL); Q is the middle one."""
+
+    num_expectiles: int = 11
+    """The number of expectiles, odd."""
+
+    @property
+    def size(self) -> int:
+        """The length of a row."""
+        return self.num_expectiles
+
+    def mean_weights(self) -> Float[np.ndarray, " d"]:
+        """The weights that make Q of a row: all on the middle."""
+        return np.eye(self.num_expectiles)[self.num_expectiles // 2]
+
+    def rule(self) -> "Expectiles":
+        """Itself."""
+        return self
+
+    def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Rows of zeros."""
+        del key
+        return jnp.zeros((*shape, self.num_expectiles))
+
+    def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
+        """2 E|τ − 1{Y ≤ e}| (Y − e), so that the middle expectile moves by Y − e, as in Q-learning."""
+        levels = expectile_levels(self.num_expectiles)
+        atoms, probs = impute(following, levels)
+        gaps = (reward + discount * atoms)[None, :] - row[:, None]
+        sides = jnp.abs(jnp.asarray(levels, row.dtype)[:, None] - (gaps <= 0).astype(row.dtype))
+        return 2 * (sides * gaps) @ probs
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """Q itself: TD(0) and Q-learning."""
+
+    @property
+    def size(self) -> int:
+        """The length of a row."""
+        return 1
+
+    def mean_weights(self) -> Float[np.ndarray, " d"]:
+        """One."""
+        return np.ones(1)
+
+    def rule(self) -> "Scalar":
+        """Itself."""
+        return self
+
+    def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Rows of zeros."""
+        del key
+        return jnp.zeros((*shape, 1))
+
+    def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
+        """The TD error."""
+        return reward + discount * following - row

@@ -122,12 +122,13 @@ def test_bench_prints_and_writes_every_ratio(tmp_path):
         ("fixed", (32, 18, 200), "chained"),
         ("fixed", (256, 32), "called"),
         ("fixed", (256, 32), "chained"),
+        ("sampled", (256, 32), "called"),
         ("sampled", (256, 32), "chained"),
     }
     for line in lines:
         assert line["ratio"] > 0
         assert f"{line['ratio']:.3f}" in result.stdout
-    assert sum(line["limit"] is not None for line in lines) == 3
+    assert sum(line["limit"] is not None for line in lines) == 4
 
 
 def test_an_interrupt_ends_the_demo_without_a_traceback(tmp_path):

@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "qemrl needs Python 3.11 or newer; try: make env PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[dev,torch]'
+	  --constraint constraints.txt --editable '.[atari,dev,minatar,tensorboard,torch,video]'
 	@touch $@
 
 demo: env  ## fit four return laws from noisy quantiles: one figure and one table

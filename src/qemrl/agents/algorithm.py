@@ -1,0 +1,65 @@
+"""What a loop knows of an agent: pure functions, and state that is one pytree of arrays."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+from qemrl.networks.layers import Key
+from qemrl.types import Batch, ReturnDist
+
+
+class AgentState(NamedTuple):
+    """All that an agent learns."""
+
+    params: Any
+    """What acts, and is updated."""
+
+    slow: Any
+    """What only learning needs: the target network and the optimiser's state."""
+
+
+class View(NamedTuple):
+    """What an agent sees in environments side by side."""
+
+    observation: Any
+    """[envs, ...]."""
+
+    mask: Bool[Array, "envs actions"] | None
+    first: Bool[Array, " envs"]
+    """Whether an episode begins here."""
+
+
+class Update(NamedTuple):
+    """What an update gives, apart from the new state."""
+
+    loss: Float[Array, ""]
+    priorities: Float[Array, " batch"]
+    """How surprising each transition was, for prioritised replay."""
+
+
+class Algorithm(NamedTuple):
+    """An agent: pure functions that both loops compile, and the loop's settings.
+
+    Counters are arguments and not part of the state. Seeds that are learned side by side share them, and so a branch
+    on a counter stays a branch when everything else is mapped over seeds.
+    """
+
+    init: Callable[[Key], AgentState]
+    start: Callable[[int], Any]
+    """From the number of environments to the state that acting keeps."""
+
+    act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Int[Array, " envs"], Any]]
+    """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
+
+    update: Callable[[AgentState, Batch, Int[Array, ""], Key], tuple[AgentState, Update]]
+    """(state, batch, number of updates before this one, key) to the state after it."""
+
+    distribution: Callable[[Any, Any], ReturnDist]
+    """(params, observations) to return distributions [batch, members, actions, n], without randomness."""
+
+    q: Callable[[Any, Any], Float[Array, "batch actions"]]
+    """(params, observations) to the estimates of Q, without randomness."""
+
+    inspect: Callable[[Any, Any], dict[str, Float[Array, ""]]]
+    """(params, observations) to numbers worth logging, by tag."""

@@ -1,0 +1,1 @@
+"""Losses and Bellman targets of return distributions, on the device."""

@@ -1,0 +1,222 @@
+"""Losses between what is predicted and its targets; the distribution axis is last, the axes before it are a batch.
+
+The quantile Huber loss of values θ at levels τ, of targets y with probabilities p:
+
+    Σ_i Σ_j p_j |τ_i − 1{u_ij < 0}| L(u_ij) / κ,   u_ij = y_j − θ_i,   L(u) = u²/2 up to |u| = κ, then κ (|u| − κ/2)
+
+a sum over own levels and a mean over targets. κ = 0 means its limit, the pinball loss Σ_i Σ_j p_j |τ_i − 1{u < 0}| |u|.
+There a target that equals a value pulls it neither way: of the slopes between −τ and 1 − τ that are possible at u = 0
+all versions take 0, the limit of the slopes at u = 0 for κ → 0.
+
+Three versions give the same numbers. `quantile_huber_pairwise` is the formula, differentiated by JAX; it keeps several
+arrays of all pairs. `quantile_huber_scanned` goes through the targets one after the other and keeps none.
+`quantile_huber_sorted` looks up sums over sorted targets. `quantile_huber` takes the quicker of the latter two. All
+differentiate with respect to the values alone.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+SORT_FROM = 1536
+"""The number of values and of targets, whichever is smaller, from which on sorting is quicker than scanning.
+
+Milliseconds for a loss and its gradient, compiled, n = m, the least of several rounds on two busy cores (float32):
+batch 32: n = 32 0.04 scanned, 0.13 sorted; 200 0.25, 1.1; 512 3.6, 3.8; 1024 9.5, 15.6; 2048 30, 17;
+batch 256: n = 32 0.09, 1.0; 200 2.4, 10.9; 512 13.7, 34. The formula takes 15 at batch 32, n = 200 on idle cores.
+"""
+
+_LARGE = 2**15
+"""From this number of values on, what a scan keeps does not stay in the first caches, so it does more in each step."""
+
+Rows = Float[Array, "*batch"]
+Values = Float[Array, "*batch n"]
+Levels = Float[Array, "*#batch n"]
+Targets = Float[Array, "*batch m"]
+TargetProbs = Float[Array, "*#batch m"] | None
+
+
+def quantile_huber(
+    values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
+) -> Rows:
+    """The quantile Huber loss of each row, by the quicker algorithm for the shape.
+
+    Args:
+        values: Predicted quantiles, in any order.
+        levels: The level of each value: one set for all rows, or with axes of size one where levels are shared.
+        targets: What the values are to be quantiles of, in any order.
+        target_probs: The probability of each target; None where all have the same. They are used as they are.
+        kappa: Where the loss turns from quadratic to linear; a Python number, zero for the exact pinball loss.
+    """
+    few = min(values.shape[-1], targets.shape[-1]) < SORT_FROM
+    loss = quantile_huber_scanned if few else quantile_huber_sorted
+    return loss(values, levels, targets, target_probs, kappa)
+
+
+def quantile_huber_pairwise(
+    values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
+) -> Rows:
+    """The quantile Huber loss of each row as the formula says: what the quick versions are tested against."""
+    _check(kappa)
+    levels, targets = jax.lax.stop_gradient((jnp.broadcast_to(levels, values.shape), targets))
+    errors = targets[..., None, :] - values[..., :, None]
+    sizes = errors * jnp.sign(errors)  # its slope at 0 is 0; JAX gives jnp.abs the slope 1 there
+    if kappa == 0:
+        losses = sizes
+    else:
+        losses = jnp.where(sizes <= kappa, 0.5 * errors * errors, kappa * (sizes - 0.5 * kappa)) / kappa
+    sides = jax.lax.stop_gradient(jnp.abs(levels[..., None] - (errors < 0).astype(values.dtype)))
+    if target_probs is None:
+        return jnp.sum(jnp.mean(sides * losses, axis=-1), axis=-1)
+    probs = jax.lax.stop_gradient(jnp.broadcast_to(target_probs, targets.shape))
+    return jnp.sum(sides * losses * probs[..., None, :], axis=(-2, -1))
+
+
+def quantile_huber_scanned(
+    values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
+) -> Rows:
+    """The quantile Huber loss of each row, one target after the other: O(nm) time, O(n) memory."""
+    return _scanned_loss(*_aligned(values, levels, targets, target_probs), _check(kappa))
+
+
+def quantile_huber_sorted(
+    values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
+) -> Rows:
+    """The quantile Huber loss of each row from sums over sorted targets: O((n + m) log m) time.
+
+    The rounding errors are those of sums of squared distances from the median target, so a common offset costs no
+    digits. If targets lie many κ apart, the error of a loss is small beside that loss but not beside κ.
+    """
+    return _sorted_loss(*_aligned(values, levels, targets, target_probs), _check(kappa))
+
+
+def huber(error: Float[Array, "*shape"], kappa: float) -> Float[Array, "*shape"]:
+    """The Huber loss of each error, quadratic up to `kappa`; half the square where `kappa` is infinite."""
+    if not kappa > 0:
+        raise ValueError(f"kappa must be above 0, where the loss turns from quadratic to linear, got {kappa}")
+    clipped = jnp.clip(error, -kappa, kappa)
+    return clipped * (error - 0.5 * clipped)
+
+
+def categorical_cross_entropy(logits: Float[Array, "*batch n"], probs: Float[Array, "*batch n"]) -> Rows:
+    """The cross-entropy −Σ p log softmax(logits) of each row; `probs`, the target, is held constant."""
+    return -jnp.sum(jax.lax.stop_gradient(probs) * jax.nn.log_softmax(logits, axis=-1), axis=-1)
+
+
+def _check(kappa: float) -> float:
+    if not 0 <= kappa < float("inf"):
+        raise ValueError(f"kappa must be finite and at least 0 (the pinball loss), got {kappa}")
+    return float(kappa)
+
+
+def _aligned(
+    values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs
+) -> tuple[Values, Values, Targets, Targets | None]:
+    probs = None if target_probs is None else jnp.broadcast_to(target_probs, targets.shape)
+    return values, jnp.broadcast_to(levels, values.shape), targets, probs
+
+
+def _with_gradient(loss_and_gradient: Callable[..., tuple[Rows, Values]]) -> Callable[..., Rows]:
+    """The loss that `loss_and_gradient` computes, differentiated with respect to the values by what it computes."""
+
+    def forward(values: Values, levels: Values, targets: Targets, probs: Targets | None, kappa: float) -> Rows:
+        return loss_and_gradient(values, levels, targets, probs, kappa)[0]
+
+    def backward(_: float, gradient: Values, cotangent: Rows) -> tuple[Values, None, None, None]:
+        return cotangent[..., None] * gradient, None, None, None
+
+    loss = jax.custom_vjp(forward, nondiff_argnums=(4,))
+    loss.defvjp(loss_and_gradient, backward)
+    return loss
+
+
+def _scan(values: Values, levels: Values, targets: Targets, probs: Targets | None, kappa: float) -> tuple[Rows, Values]:
+    """The loss and its gradient, accumulated over the targets."""
+
+    def add(
+        sums: tuple[Values, Values], target_and_prob: tuple[Rows, Rows | None]
+    ) -> tuple[tuple[Values, Values], None]:
+        target, prob = target_and_prob
+        error = target[..., None] - values
+        slope = jnp.sign(error) if kappa == 0 else jnp.clip(error * (1 / kappa), -1, 1)
+        pull = jnp.where(error < 0, 1 - levels, levels) * slope
+        if prob is not None:
+            pull = prob[..., None] * pull
+        losses, pulls = sums
+        return (losses + pull * (error - (0.5 * kappa) * slope), pulls + pull), None
+
+    zeros = jnp.zeros_like(values)
+    in_turn = jax.tree.map(lambda array: jnp.moveaxis(array, -1, 0), (targets, probs))
+    (losses, pulls), _ = jax.lax.scan(add, (zeros, zeros), in_turn, unroll=8 if values.size >= _LARGE else 2)
+    scale = 1 / targets.shape[-1] if probs is None else 1.0
+    return scale * jnp.sum(losses, axis=-1), -scale * pulls
+
+
+def _sort(values: Values, levels: Values, targets: Targets, probs: Targets | None, kappa: float) -> tuple[Rows, Values]:
+    """The loss and its gradient from prefix sums of the sorted targets.
+
+    The targets that a value sees fall into four stretches, which end at θ − κ, θ, θ + κ and nowhere: linear and
+    quadratic below it, quadratic and linear above it.
+    """
+    if probs is None:
+        targets = jnp.sort(targets, axis=-1)
+        weights = jnp.ones_like(targets)
+    else:
+        targets, weights = jax.lax.sort((targets, probs), dimension=targets.ndim - 1, num_keys=1)
+    # Only distances from a point among the targets are squared and summed, so that an offset of all costs no digits.
+    # The search compares what was given: a difference may round to a tie.
+    middle = targets[..., targets.shape[-1] // 2, None]
+    ends = jnp.concatenate(
+        [
+            _count(targets, jnp.concatenate([values - kappa, values], axis=-1), jnp.less),
+            _count(targets, values + kappa, jnp.less_equal),
+        ],
+        axis=-1,
+    )
+    values, targets = values - middle, targets - middle
+    stretches = [_stretches(weights * power, ends) for power in (jnp.ones_like(targets), targets, targets * targets)]
+    (low, below, above, high), (low_1, below_1, above_1, high_1), (_, below_2, above_2, _) = stretches
+
+    curvature = 0.0 if kappa == 0 else 1 / kappa
+    slope_below = curvature * (below_1 - values * below) - low
+    slope_above = curvature * (above_1 - values * above) + high
+    square_below = below_2 - 2 * values * below_1 + values * values * below
+    square_above = above_2 - 2 * values * above_1 + values * values * above
+    loss_below = (0.5 * curvature) * square_below + (values - 0.5 * kappa) * low - low_1
+    loss_above = (0.5 * curvature) * square_above - (values + 0.5 * kappa) * high + high_1
+    scale = 1 / targets.shape[-1] if probs is None else 1.0
+    loss = jnp.sum((1 - levels) * loss_below + levels * loss_above, axis=-1)
+    return scale * loss, -scale * ((1 - levels) * slope_below + levels * slope_above)
+
+
+def _count(
+    ordered: Float[Array, "*batch m"], points: Float[Array, "*batch k"], compare: Callable[..., Array]
+) -> Int[Array, "*batch k"]:
+    """How many leading entries of a sorted row are, compared to each point, `compare`: by halving, in log₂ m steps.
+
+    `jnp.searchsorted` takes one row, and mapped over a batch each of its methods is slower than this.
+    """
+    size = ordered.shape[-1]
+    counts = jnp.zeros(points.shape, jnp.int32)
+    step = 1 << (size.bit_length() - 1)
+    while step:
+        more = counts + step
+        last = jnp.take_along_axis(ordered, jnp.minimum(more, size) - 1, axis=-1, mode="promise_in_bounds")
+        counts = jnp.where((more <= size) & compare(last, points), more, counts)
+        step //= 2
+    return counts
+
+
+def _stretches(terms: Targets, ends: Int[Array, "*batch thrice_n"]) -> list[Values]:
+    """The sums of `terms` over the four stretches that three sets of ends, one after the other, divide a row into."""
+    sums = jnp.cumsum(terms, axis=-1)
+    total = sums[..., -1:]
+    sums = jnp.concatenate([jnp.zeros_like(total), sums], axis=-1)
+    first, second, third = jnp.split(jnp.take_along_axis(sums, ends, axis=-1, mode="promise_in_bounds"), 3, axis=-1)
+    return [first, second - first, third - second, total - third]
+
+
+_scanned_loss = _with_gradient(_scan)
+_sorted_loss = _with_gradient(_sort)

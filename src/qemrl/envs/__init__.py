@@ -1,0 +1,1 @@
+"""Environments: Gymnasium's on the host, and pure JAX ones for the compiled loop."""

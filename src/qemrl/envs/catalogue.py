@@ -1,0 +1,108 @@
+"""Which Gymnasium environment an id names, and what to say where it names none."""
+
+import difflib
+import importlib
+import importlib.util
+import re
+from collections.abc import Sequence
+from types import ModuleType
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as Registration
+
+_ALE_ENTRY = "ale_py.env:AtariEnv"
+
+_PACKAGES = {"ALE/": "ale-py", "MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+"""The pip package that registers ids which begin so."""
+
+_EXTRAS = {"box2d": "gymnasium[box2d]", "mujoco": "gymnasium[mujoco]", "ale_py": "ale-py"}
+"""The pip package without which environments of this module cannot be built."""
+
+
+class UnknownEnvironment(ValueError):  # noqa: N818 - what it is, not that it is an error
+    """An id that names no environment."""
+
+
+class MissingPackage(ValueError):  # noqa: N818 - what it is, not that it is an error
+    """An environment whose package is not installed."""
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether an id names an Atari game of the Arcade Learning Environment, installed or not."""
+    name = env_id.rpartition(":")[2]
+    if name in gymnasium.registry:
+        return gymnasium.registry[name].entry_point == _ALE_ENTRY
+    if name.startswith("ALE/") or re.search(r"(NoFrameskip|Deterministic)-v\d+$", name):
+        return True
+    # the oldest ids, such as Pong-v4, look like any other; they are known once ale_py is imported
+    if not re.search(r"-v[04]$", name) or importlib.util.find_spec("ale_py") is None:
+        return False
+    import_ale(env_id)
+    return name in gymnasium.registry and gymnasium.registry[name].entry_point == _ALE_ENTRY
+
+
+def import_ale(env_id: str) -> ModuleType:
+    """The module ale_py, whose games are then registered with Gymnasium."""
+    try:
+        ale_py = importlib.import_module("ale_py")
+    except ImportError as error:
+        raise MissingPackage(f"{env_id} is an Atari game; run: pip install ale-py") from error
+    gymnasium.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else it greets on the screen
+    return ale_py
+
+
+def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
+    """What is registered under an id.
+
+    Args:
+        env_id: An id of Gymnasium, `module:id` where a module has to be imported to register it.
+        also: More names that exist elsewhere, to suggest where the id is unknown.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingPackage(f"{env_id} needs the module {module!r}, which cannot be imported: {error}") from error
+    if is_atari(name):
+        import_ale(name)
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    for prefix, package in _PACKAGES.items():
+        if name.startswith(prefix) and not any(known.startswith(prefix) for known in gymnasium.registry):
+            hint = f"pip install {package}, and name the environment {package}:{name}"
+            raise MissingPackage(f"no package that registers {name} is imported; run: {hint}")
+    found = _suggestions(name, also)
+    meant = f"did you mean {' or '.join(found)}?" if found else "gymnasium.pprint_registry() lists all that are known"
+    raise UnknownEnvironment(
+        f"unknown environment {env_id!r}: {meant} (an id of a package of its own is written module:id)"
+    )
+
+
+def missing_package(registration: Registration, error: Exception) -> MissingPackage:
+    """The error to raise where building a registered environment failed for want of a package."""
+    where = str(registration.entry_point)
+    packages = [package for part, package in _EXTRAS.items() if part in where]
+    advice = f"run: pip install '{packages[0]}'" if packages else "see the end of this message for what to install"
+    return MissingPackage(f"{registration.id} needs a package that is not installed; {advice} ({error})")
+
+
+def _suggestions(name: str, also: Sequence[str]) -> list[str]:
+    if importlib.util.find_spec("ale_py") is not None:
+        import_ale(name)
+    # ids that skip a random number of frames are known, but nobody should be led to them
+    random_skip = {known for known, it in gymnasium.registry.items() if isinstance(it.kwargs.get("frameskip"), tuple)}
+    ids = {known.lower(): known for known in [*also, *gymnasium.registry] if known not in random_skip}
+    stems: dict[str, list[str]] = {}
+    for known in ids.values():
+        stems.setdefault(_stem(known), []).append(known)
+    close = [ids[match] for match in difflib.get_close_matches(name.lower(), list(ids), n=3, cutoff=0.7)]
+    for stem in difflib.get_close_matches(_stem(name), list(stems), n=2, cutoff=0.75):
+        close += stems[stem]
+    return list(dict.fromkeys(close))[:4]
+
+
+def _stem(name: str) -> str:
+    """An id without namespace and version, in lower case."""
+    return re.sub(r"(noframeskip)?(-v\d+)?$", "", name.lower().rpartition("/")[2])

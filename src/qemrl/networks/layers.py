@@ -1,0 +1,126 @@
+"""Layers that work on any number of leading axes.
+
+A layer takes the key of the noise that it may add; None means no noise. All weights and biases start uniform in
+±1/√(fan-in), as DQN Zoo's do.
+"""
+
+import math
+from typing import Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+Key = PRNGKeyArray
+
+
+class Layer(Protocol):
+    """An affine map of the last axis."""
+
+    def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
+        """The outputs, with noise where a key is given and the layer has any."""
+        ...
+
+
+def _uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
+    bound = 1 / math.sqrt(fan_in)
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def _affine(
+    inputs: Float[Array, "*batch inputs"], weight: Float[Array, "inputs outputs"], bias: Float[Array, " outputs"]
+) -> Float[Array, "*batch outputs"]:
+    outputs = inputs @ weight
+    return outputs + jnp.broadcast_to(bias, outputs.shape)
+
+
+class Linear(eqx.Module):
+    """An affine map without noise."""
+
+    weight: Float[Array, "inputs outputs"]
+    bias: Float[Array, " outputs"]
+
+    def __init__(self, inputs: int, outputs: int, key: Key) -> None:
+        weight_key, bias_key = jax.random.split(key)
+        self.weight = _uniform(weight_key, (inputs, outputs), inputs)
+        self.bias = _uniform(bias_key, (outputs,), inputs)
+
+    def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
+        """The outputs; the key is not needed."""
+        del key
+        return _affine(inputs, self.weight, self.bias)
+
+
+class NoisyLinear(eqx.Module):
+    """An affine map with learned, factorised Gaussian noise on its weights (Fortunato et al., 2018).
+
+    One draw serves the whole batch. The scales start at `scale` / √(fan-in), the paper's 0.5.
+    """
+
+    mean: Linear
+    weight_scale: Float[Array, "inputs outputs"]
+    bias_scale: Float[Array, " outputs"]
+
+    def __init__(self, inputs: int, outputs: int, key: Key, scale: float = 0.5) -> None:
+        self.mean = Linear(inputs, outputs, key)
+        self.weight_scale = jnp.full((inputs, outputs), scale / math.sqrt(inputs), jnp.float32)
+        self.bias_scale = jnp.full((outputs,), scale / math.sqrt(inputs), jnp.float32)
+
+    def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
+        """The outputs under one draw of noise, or without noise."""
+        if key is None:
+            return self.mean(inputs, None)
+        input_key, output_key = jax.random.split(key)
+        rows = _signed_root(jax.random.normal(input_key, self.weight_scale.shape[:1], jnp.float32))
+        columns = _signed_root(jax.random.normal(output_key, self.bias_scale.shape, jnp.float32))
+        weight = self.mean.weight + self.weight_scale * rows[:, None] * columns[None, :]
+        return _affine(inputs, weight, self.mean.bias + self.bias_scale * columns)
+
+
+def _signed_root(noise: Float[Array, " n"]) -> Float[Array, " n"]:
+    return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+
+
+class Convolution(eqx.Module):
+    """A convolution over the two axes before the last, as a matrix product on patches.
+
+    As a product it stays quick under `vmap` over the weights of several seeds, where XLA would make a grouped
+    convolution of it, and on the CPU it is two to three times as fast as XLA's own in any case.
+    """
+
+    linear: Linear
+    size: int = eqx.field(static=True)
+    stride: int = eqx.field(static=True)
+    padding: int = eqx.field(static=True)
+
+    def __init__(self, channels: int, outputs: int, size: int, stride: int, padding: int, key: Key) -> None:
+        if size % stride:
+            raise ValueError(f"the size of a convolution must be a multiple of its stride, got {size} and {stride}")
+        self.linear = Linear(size * size * channels, outputs, key)
+        self.size, self.stride, self.padding = size, stride, padding
+
+    def __call__(self, images: Float[Array, "batch rows columns channels"]) -> Float[Array, "batch r c outputs"]:
+        """The feature maps."""
+        edge = (self.padding, self.padding)
+        images = jnp.pad(images, ((0, 0), edge, edge, (0, 0))) if self.padding else images
+        return self.linear(patches(images, self.size, self.stride), None)
+
+
+def patches(
+    images: Float[Array, "batch rows columns channels"], size: int, stride: int
+) -> Float[Array, "batch r c features"]:
+    """All patches of `size`² pixels, `stride` apart; pixels that no patch covers are left out.
+
+    Blocks of stride² pixels are moved into the channels first, so that a patch is a few neighbouring blocks.
+    """
+    batch, rows, columns, channels = images.shape
+    down, across = (rows - size) // stride + 1, (columns - size) // stride + 1
+    reach = size // stride
+    tall, wide = down + reach - 1, across + reach - 1
+    blocks = images[:, : tall * stride, : wide * stride]
+    if stride > 1:
+        blocks = blocks.reshape(batch, tall, stride, wide, stride, channels).swapaxes(2, 3)
+        blocks = blocks.reshape(batch, tall, wide, stride * stride * channels)
+    shifts = [blocks[:, i : i + down, j : j + across] for i in range(reach) for j in range(reach)]
+    return jnp.concatenate(shifts, axis=-1)

@@ -1,0 +1,65 @@
+"""Heads: from features to a number of outputs for each action."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qemrl.networks.layers import Key, Layer, Linear, NoisyLinear
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """How a head is built, whatever it is to hold."""
+
+    hidden: tuple[int, ...]
+    dueling: bool
+    noisy: bool
+
+
+class Stream(eqx.Module):
+    """Dense layers with ReLU between them."""
+
+    layers: tuple[Layer, ...]
+
+    def __init__(self, config: StreamConfig, features: int, outputs: int, key: Key) -> None:
+        sizes = (features, *config.hidden, outputs)
+        kind = NoisyLinear if config.noisy else Linear
+        keys = jax.random.split(key, len(sizes) - 1)
+        self.layers = tuple(kind(sizes[i], sizes[i + 1], keys[i]) for i in range(len(sizes) - 1))
+
+    def __call__(self, features: Float[Array, "*batch features"], key: Key | None) -> Float[Array, "*batch outputs"]:
+        """The outputs of the last layer, without ReLU."""
+        *hidden, last = self.layers
+        keys = [None] * len(self.layers) if key is None else list(jax.random.split(key, len(self.layers)))
+        for layer, layer_key in zip(hidden, keys, strict=False):
+            features = jax.nn.relu(layer(features, layer_key))
+        return last(features, keys[-1])
+
+
+class ActionStreams(eqx.Module):
+    """Outputs for each action; with dueling, one stream for the state and one for the actions' advantages."""
+
+    advantage: Stream
+    value: Stream | None
+    num_actions: int = eqx.field(static=True)
+
+    def __init__(self, config: StreamConfig, features: int, num_actions: int, outputs: int, key: Key) -> None:
+        advantage_key, value_key = jax.random.split(key)
+        self.advantage = Stream(config, features, num_actions * outputs, advantage_key)
+        self.value = Stream(config, features, outputs, value_key) if config.dueling else None
+        self.num_actions = num_actions
+
+    def __call__(
+        self, features: Float[Array, "*batch features"], key: Key | None
+    ) -> Float[Array, "*batch actions outputs"]:
+        """The outputs; dueling adds to the state's those of each action, less their mean over the actions."""
+        keys = (None, None) if key is None else jax.random.split(key)
+        outputs = self.advantage(features, keys[0])
+        outputs = outputs.reshape(*outputs.shape[:-1], self.num_actions, -1)
+        if self.value is None:
+            return outputs
+        state = self.value(features, keys[1])[..., None, :]
+        return outputs - jnp.mean(outputs, axis=-2, keepdims=True) + jnp.broadcast_to(state, outputs.shape)

@@ -1,0 +1,53 @@
+"""What a replay is asked to be."""
+
+import math
+from dataclasses import dataclass
+
+from qemrl.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Settings of a replay."""
+
+    capacity: int = 100_000
+    """How many transitions are kept, of all environments together; the oldest make room for new ones."""
+
+    n_step: int = 1
+    """Over how many steps rewards are summed before bootstrapping; fewer where an episode ends."""
+
+    prioritized: bool = False
+    """Whether transitions are drawn in proportion to their priorities instead of uniformly."""
+
+    priority_exponent: float = 0.6
+    """α: transitions are drawn in proportion to priority^α; zero draws uniformly."""
+
+    importance_exponent: float = 0.5
+    """β: how far importance weights make up for drawing by priority; one makes up for it entirely."""
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {self.capacity}")
+        if self.n_step < 1:
+            raise ValueError(f"n_step must be at least 1, got {self.n_step}")
+        for name in ("priority_exponent", "importance_exponent"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+def count_rows(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
+    """The rows of the ring, T = capacity // envs; each holds one transition of each environment."""
+    if num_envs < 1:
+        raise ValueError(f"the number of environments must be at least 1, got {num_envs}")
+    if spec.stacked_frames < 1:
+        raise ValueError(f"stacked_frames must be at least 1, got {spec.stacked_frames} for {spec.id}")
+    rows = config.capacity // num_envs
+    if rows < config.n_step:
+        raise ValueError(
+            f"a capacity of {config.capacity} for {num_envs} environments makes {rows} rows, fewer than "
+            f"n_step={config.n_step}: raise the capacity to at least {config.n_step * num_envs}"
+        )
+    if rows * num_envs >= 2**31:
+        raise ValueError(f"a capacity of {config.capacity} is too large: flat indices must stay below 2**31")
+    return rows

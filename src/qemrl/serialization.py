@@ -1,0 +1,225 @@
+"""Frozen dataclasses as JSON and back, and copies of them with one nested field replaced.
+
+A dataclass becomes {"type": "ClassName", field: ...}; its fields may hold text, numbers, truth values, None, paths,
+tuples, and frozen dataclasses. Annotations say what a JSON value is turned back into: a list into a tuple, text into a
+path. Nothing is imported by name: a file can only make the classes that a registry lists.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+Registry = Mapping[str, type]
+"""The classes that may be made, by the name that stands under "type"."""
+
+Config = TypeVar("Config")
+
+_TYPE = "type"
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known one, or all of them if none is near."""
+    known = sorted(names)
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(known)}" if known else "there are none to choose from"
+
+
+def to_json(value: Any) -> Any:
+    """The value as what `json.dumps` takes; ValueError names the field that cannot be stored."""
+    return _write(value, "")
+
+
+def from_json(data: Any, registry: Registry) -> Any:
+    """The value that `to_json` wrote; ValueError names the class or field that is unknown, missing or of a wrong kind.
+
+    A field that is absent takes its default, so that what was written before a field existed can still be read.
+    """
+    return _read(data, Any, registry, "")
+
+
+def replace_at(config: Config, path: str, value: Any) -> Config:
+    """A copy of a dataclass in which the field at a dotted path, such as `estimator.order`, has another value."""
+    return _replace(config, path.split("."), value, path)
+
+
+def _replace(config: Any, names: list[str], value: Any, path: str) -> Any:
+    name, *rest = names
+    if not _is_record(config):
+        raise ValueError(f"{path}: there is no field {name!r} in {config!r}, which is a {type(config).__name__}")
+    known = [field.name for field in dataclasses.fields(config) if field.init]
+    if name not in known:
+        raise ValueError(f"{path}: {type(config).__name__} has no field {name!r}; {suggestion(name, known)}")
+    new = _replace(getattr(config, name), rest, value, path) if rest else value
+    return dataclasses.replace(config, **{name: new})
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _write(value: Any, path: str) -> Any:
+    if _is_record(value):
+        return _write_record(value, path)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{_place(path)}: {value} is not finite, and JSON has only finite numbers")
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if type(value) is tuple:
+        return [_write(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    kind = type(value).__name__
+    raise ValueError(
+        f"{_place(path)}: a value of type {kind} cannot be stored, got {value!r}; "
+        "use text, a number, a tuple, a path, or a frozen dataclass"
+    )
+
+
+def _write_record(value: Any, path: str) -> dict[str, Any]:
+    name = type(value).__name__
+    if not value.__dataclass_params__.frozen:
+        raise ValueError(f"{_place(path)}: {name} is not frozen; declare it with @dataclass(frozen=True)")
+    fields = [field.name for field in dataclasses.fields(value) if field.init]
+    if _TYPE in fields:
+        raise ValueError(f"{_place(path)}: {name} has a field {_TYPE!r}, where the class is stored; rename the field")
+    return {_TYPE: name} | {field: _write(getattr(value, field), _below(path, field)) for field in fields}
+
+
+def _read(data: Any, annotation: Any, registry: Registry, path: str) -> Any:
+    annotation = _plain_annotation(annotation)
+    if isinstance(data, dict):
+        record = _read_record(data, registry, path)
+        if not _fits(record, annotation):
+            raise _wrong_kind(path, annotation, type(record).__name__)
+        return record
+    if get_origin(annotation) in (Union, types.UnionType):
+        return _read_union(data, annotation, registry, path)
+    if isinstance(data, list):
+        return _read_tuple(data, annotation, registry, path)
+    return _read_scalar(data, annotation, path)
+
+
+def _read_record(data: dict[str, Any], registry: Registry, path: str) -> Any:
+    if _TYPE not in data:
+        raise ValueError(f"{_place(path)}: an object needs the name of its class under {_TYPE!r}, got {data!r}")
+    name = data[_TYPE]
+    if not isinstance(name, str) or name not in registry:
+        raise ValueError(f"{_place(path)}: unknown class {name!r}; {suggestion(str(name), registry)}")
+    cls = registry[name]
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    for field in data:
+        if field != _TYPE and field not in fields:
+            raise ValueError(f"{_place(path)}: {name} has no field {field!r}; {suggestion(field, fields)}")
+    for field in fields.values():
+        optional = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        if field.name not in data and not optional:
+            raise ValueError(f"{_place(path)}: {name} needs the field {field.name!r}, which is missing")
+    hints = get_type_hints(cls)
+    values = {
+        field: _read(data[field], hints[field], registry, _below(path, field)) for field in fields if field in data
+    }
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{_place(path)}: {error}") from error
+
+
+def _read_union(data: Any, annotation: Any, registry: Registry, path: str) -> Any:
+    # The member of the very type of the value comes first, so that 3 stays whole where `float | int` is asked for.
+    members = sorted(get_args(annotation), key=lambda member: member is not type(data))
+    errors = []
+    for member in members:
+        try:
+            return _read(data, member, registry, path)
+        except ValueError as error:
+            if member is not type(None):
+                errors.append(error)
+    if len(errors) == 1 and isinstance(data, list):
+        raise errors[0]
+    raise _wrong_kind(path, annotation, data)
+
+
+def _read_tuple(data: list[Any], annotation: Any, registry: Registry, path: str) -> tuple[Any, ...]:
+    if annotation in (Any, tuple):
+        members = [Any] * len(data)
+    elif get_origin(annotation) is tuple:
+        members = list(get_args(annotation))
+        if members[-1:] == [...]:
+            members = members[:1] * len(data)
+    else:
+        raise _wrong_kind(path, annotation, data)
+    if len(members) != len(data):
+        raise ValueError(f"{_place(path)}: expects {len(members)} items, got {len(data)}: {data!r}")
+    pairs = enumerate(zip(data, members, strict=True))
+    return tuple(_read(item, member, registry, f"{path}[{index}]") for index, (item, member) in pairs)
+
+
+def _read_scalar(data: Any, annotation: Any, path: str) -> Any:
+    kind = type(data)
+    if kind is float and not math.isfinite(data):
+        raise ValueError(f"{_place(path)}: {data} is not finite")
+    if annotation is Any and (data is None or kind in (str, int, float, bool)):
+        return data
+    if annotation is None or annotation is type(None):
+        if data is None:
+            return None
+    elif get_origin(annotation) is Literal:
+        choices = get_args(annotation)
+        if any(data == choice and kind is type(choice) for choice in choices):
+            return data
+        hint = suggestion(str(data), [str(choice) for choice in choices])
+        raise ValueError(f"{_place(path)}: {data!r} is none of the choices; {hint}")
+    elif annotation in (str, int, float, bool) and kind is annotation:
+        return data
+    elif annotation is float and kind is int and abs(data) <= 2**53:
+        return float(data)
+    elif kind is str and annotation in (Path, PurePath):
+        return annotation(data)
+    raise _wrong_kind(path, annotation, data)
+
+
+def _fits(record: Any, annotation: Any) -> bool:
+    """Whether a dataclass may stand in a field of this annotation."""
+    annotation = _plain_annotation(annotation)
+    if annotation is Any:
+        return True
+    if get_origin(annotation) in (Union, types.UnionType):
+        return any(_fits(record, member) for member in get_args(annotation))
+    if annotation is Callable or get_origin(annotation) is Callable:
+        return callable(record)
+    if getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
+        return True  # nobody can tell
+    return isinstance(annotation, type) and isinstance(record, annotation)
+
+
+def _plain_annotation(annotation: Any) -> Any:
+    """The annotation without type variables and without the parameters of a generic dataclass."""
+    if isinstance(annotation, TypeVar) or annotation is object:
+        return Any
+    origin = get_origin(annotation)
+    return origin if origin is not None and dataclasses.is_dataclass(origin) else annotation
+
+
+def _wrong_kind(path: str, annotation: Any, got: Any) -> ValueError:
+    wanted = "a path" if annotation is Path else getattr(annotation, "__name__", None)
+    if wanted is None or get_args(annotation):
+        wanted = str(annotation).replace("typing.", "")
+    return ValueError(f"{_place(path)}: expects {wanted}, got {got!r}")
+
+
+def _place(path: str) -> str:
+    return path or "the value"
+
+
+def _below(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field

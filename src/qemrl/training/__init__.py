@@ -1,0 +1,1 @@
+"""What a run of training needs: its directory and its checkpoints."""

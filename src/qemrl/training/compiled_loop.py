@@ -1,0 +1,300 @@
+"""The compiled loop: environment, replay, learning and evaluation in one XLA program, several seeds at once.
+
+A call of the program runs a chunk of iterations and returns, so that progress can be shown and checkpoints written.
+Seeds are mapped over; counters are shared by them and stay unmapped, so that writes to replay stay in place.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from qemrl.agents.algorithm import AgentState, Algorithm, View
+from qemrl.envs.compiled import CompiledEnv, autoreset_step
+from qemrl.networks.layers import Key
+from qemrl.replay.device import DeviceReplay
+from qemrl.training.checkpoint import flatten, unflatten
+from qemrl.training.pace import Pace
+from qemrl.training.randomness import Keys
+from qemrl.training.tally import Tally
+from qemrl.types import Step
+
+
+class Running(NamedTuple):
+    """The environments side by side, in the midst of their episodes."""
+
+    states: Any
+    observation: Any
+    first: Bool[Array, " envs"]
+    returns: Float[Array, " envs"]
+    lengths: Int[Array, " envs"]
+
+
+class SeedState(NamedTuple):
+    """All that changes in a run of one seed."""
+
+    agent: AgentState
+    acting: Any
+    running: Running
+    replay: Any
+    tally: Tally
+
+
+class CompiledLoop:
+    """Runs of several seeds of one agent on one compiled environment, in step with one another."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: CompiledEnv,
+        replay: DeviceReplay,
+        pace: Pace,
+        batch_size: int,
+        clip_rewards: bool,
+        seeds: tuple[int, ...],
+        evaluation_episodes: int,
+    ) -> None:
+        self.algorithm, self.env, self.replay, self.pace = algorithm, env, replay, pace
+        self.batch_size, self.clip_rewards = batch_size, clip_rewards
+        self.seeds, self.evaluation_episodes = seeds, evaluation_episodes
+        self.step = 0
+        self.keys = jax.vmap(Keys.of)(jnp.asarray(seeds, jnp.uint32))
+        self.state: SeedState = jax.jit(jax.vmap(self._start))(self.keys)
+        # State is donated: the replay would else be copied with each chunk.
+        self._chunk = jax.jit(self._run_chunk, donate_argnums=0)
+
+    def advance(self, until: int, evaluate: bool) -> list[dict[str, Any]]:
+        """Run to `until` steps, a whole number of iterations; numbers by tag, one record for each seed.
+
+        With `evaluate`, the records also hold the returns of evaluation episodes, played at the end.
+        """
+        iterations = (until - self.step) // self.pace.steps
+        count = jnp.int32(iterations)
+        self.state, results = self._chunk(self.state, self.keys, self._counts(), jnp.asarray(evaluate), count)
+        self.step += iterations * self.pace.steps
+        records = self._records(results, evaluate)
+        self.state = self.state._replace(tally=jax.vmap(lambda _: Tally.empty())(self.keys.init))
+        return records
+
+    def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, "seeds episodes"], Int[np.ndarray, "seeds episodes"]]:
+        """Returns and lengths of evaluation episodes with the present parameters."""
+        play = jax.jit(jax.vmap(partial(self._evaluate, episodes=episodes), in_axes=(0, 0, None)))
+        returns, lengths = play(self.keys, self.state.agent.params, jnp.int32(self.step))
+        return np.asarray(returns), np.asarray(lengths)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes, for a checkpoint; of the replay only what was written."""
+        return {
+            name: array[:, : self._written] if name in self._replay_names else array
+            for name, array in flatten(self.state).items()
+        }
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on exactly from where `arrays` were taken."""
+        self.step = step
+        template = jax.eval_shape(lambda: self.state)
+        shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(template)}
+        whole = {}
+        for name, array in arrays.items():
+            if name in self._replay_names:
+                missing = shapes[name][1] - array.shape[1]
+                array = np.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
+            whole[name] = array
+        self.state = unflatten(template, whole)
+
+    @property
+    def _written(self) -> int:
+        return min(self.step // self.pace.num_envs, self.replay.num_rows)
+
+    @property
+    def _replay_names(self) -> set[str]:
+        """The paths of the arrays with a row for each vector step."""
+        rows = jax.eval_shape(self.replay.init)._replace(tree=None, largest=None)
+        return {f".replay{jax.tree_util.keystr(path)}" for path, _ in jax.tree_util.tree_leaves_with_path(rows)}
+
+    def params(self, index: int) -> Any:
+        """The parameters of one of the seeds."""
+        return jax.tree.map(lambda leaf: leaf[index], self.state.agent.params)
+
+    def _counts(self) -> "Counts":
+        steps = self.step // self.pace.num_envs
+        return Counts(jnp.int32(steps), jnp.int32(self.pace.updates_until(self.step)))
+
+    def _records(self, results: Any, evaluate: bool) -> list[dict[str, Any]]:
+        tally, numbers, (returns, lengths) = jax.device_get((self.state.tally, *results))
+        records = []
+        for index, seed in enumerate(self.seeds):
+            record = {"step": self.step, "seed": seed, **jax.tree.map(lambda leaf, i=index: leaf[i], tally).numbers()}
+            record |= {tag: float(value[index]) for tag, value in numbers.items()}
+            if evaluate:
+                record |= {"eval/returns": returns[index].tolist(), "eval/lengths": lengths[index].tolist()}
+            records.append(record)
+        return records
+
+    def _start(self, keys: Keys) -> SeedState:
+        count = self.pace.num_envs
+        states, observation = jax.vmap(self.env.reset)(jax.random.split(jax.random.fold_in(keys.environment, 0), count))
+        running = Running(
+            states, observation, jnp.ones(count, bool), jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)
+        )
+        agent = self.algorithm.init(keys.init)
+        return SeedState(agent, self.algorithm.start(count), running, self.replay.init(), Tally.empty())
+
+    def _run_chunk(
+        self, state: SeedState, keys: Keys, counts: "Counts", evaluate: Bool[Array, ""], iterations: Int[Array, ""]
+    ) -> tuple[SeedState, Any]:
+        over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, None), out_axes=(0, None))
+        state, counts = jax.lax.fori_loop(
+            jnp.int32(0), iterations, lambda _, carry: over_seeds(carry[0], keys, carry[1]), (state, counts)
+        )
+        params = state.agent.params
+        observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
+        numbers = jax.vmap(self.algorithm.inspect)(params, observation)
+        play = jax.vmap(partial(self._evaluate, episodes=self.evaluation_episodes), in_axes=(0, 0, None))
+        step = counts.vector_steps * self.pace.num_envs
+        shape = (len(self.seeds), self.evaluation_episodes)
+        played = jax.lax.cond(
+            evaluate,
+            lambda: play(keys, params, step),
+            lambda: (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),
+        )
+        return state, (numbers, played)
+
+    def _recent(self, replay: Any, rows: Int[Array, ""]) -> Any:
+        """A batch of observations that is the same for the same run, for `inspect`."""
+        bits = jnp.arange(self.batch_size, dtype=jnp.uint32) * jnp.uint32(2654435761)
+        return self.replay.sample(replay, bits, rows)[0].observation
+
+    def _iterate(self, state: SeedState, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
+        learning = counts.vector_steps * self.pace.num_envs >= self.pace.first_update
+        # The conditions stay conditions under `vmap`, since counters are not mapped; the replay does not go through
+        # them whole, or it would be copied.
+        learned, tally, surprises = jax.lax.cond(
+            learning, partial(self._learn, keys=keys, counts=counts), self._learn_nothing, state
+        )
+        # A scan even over a few steps: the program then holds the environment once, and compiles in half the time.
+        (acting, running, replay, tally), _ = jax.lax.scan(
+            lambda carry, number: (self._step(state.agent.params, *carry, keys, counts.vector_steps + number), None),
+            (state.acting, state.running, state.replay, tally),
+            jnp.arange(self.pace.vector_steps, dtype=jnp.int32),
+        )
+        if self.replay.config.prioritized:
+            tree, largest = jax.lax.cond(
+                learning, self._with_priorities, lambda replay, _: (replay.tree, replay.largest), replay, surprises
+            )
+            replay = replay._replace(tree=tree, largest=largest)
+        updates = jnp.where(learning, counts.updates + self.pace.updates, counts.updates)
+        counts = Counts(counts.vector_steps + self.pace.vector_steps, updates)
+        return SeedState(learned, acting, running, replay, tally), counts
+
+    def _learn(
+        self, state: SeedState, keys: Keys, counts: "Counts"
+    ) -> tuple[AgentState, Tally, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
+        agent, tally, surprises = state.agent, state.tally, []
+        for number in range(self.pace.updates):
+            updates = counts.updates + number
+            batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
+            agent, update = self.algorithm.update(agent, batch, updates, jax.random.fold_in(keys.update, updates))
+            tally = tally.learned(update.loss, counts.vector_steps * self.pace.num_envs)
+            surprises.append((indices, update.priorities))
+        return agent, tally, jax.tree.map(lambda *leaves: jnp.stack(leaves), *surprises)
+
+    def _learn_nothing(self, state: SeedState) -> tuple[AgentState, Tally, Any]:
+        shape = (self.pace.updates, self.batch_size)
+        return state.agent, state.tally, (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+
+    def _with_priorities(self, replay: Any, surprises: Any) -> tuple[Any, Any]:
+        for indices, priorities in zip(*surprises, strict=True):
+            replay = self.replay.update_priorities(replay, indices, priorities)
+        return replay.tree, replay.largest
+
+    def _step(
+        self, params: Any, acting: Any, running: Running, replay: Any, tally: Tally, keys: Keys, rows: Int[Array, ""]
+    ) -> tuple[Any, Running, Any, Tally]:
+        view = View(running.observation, self._mask(running.states), running.first)
+        step = rows * self.pace.num_envs
+        action, acting = self.algorithm.act(params, acting, view, step, jax.random.fold_in(keys.act, rows), False)
+        env_keys = jax.random.split(jax.random.fold_in(keys.environment, rows + 1), self.pace.num_envs)
+        states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(running.states, action, env_keys)
+        ended = outcome.terminated | outcome.truncated
+        reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.clip_rewards else outcome.reward
+        stored = Step(
+            running.observation,
+            action,
+            reward,
+            outcome.terminated,
+            outcome.truncated,
+            outcome.observation,
+            self._mask(outcome.state),
+        )
+        replay = self.replay.add(replay, stored, rows)
+        returns, lengths = running.returns + outcome.reward, running.lengths + 1
+        tally = tally.stepped(ended, returns, lengths, outcome.reward, outcome.observation, step)
+        running = Running(
+            states, observation, ended, jnp.where(ended, 0.0, returns), jnp.where(ended, jnp.int32(0), lengths)
+        )
+        return acting, running, replay, tally
+
+    def _mask(self, states: Any) -> Bool[Array, "envs actions"] | None:
+        return jax.vmap(self.env.mask)(states) if self.env.spec.has_mask else None
+
+    def _evaluate(
+        self, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
+    ) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
+        """Play episodes side by side until the last of them has ended."""
+        start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))
+        states, observation = jax.vmap(self.env.reset)(jax.random.split(start_key, episodes))
+
+        def going_on(carry: "Play") -> Bool[Array, ""]:
+            return ~jnp.all(carry.ended)
+
+        def play(carry: "Play") -> "Play":
+            view = View(carry.observation, self._mask(carry.states), carry.lengths == 0)
+            step_keys = jax.random.split(jax.random.fold_in(play_key, carry.count), episodes + 1)
+            action, acting = self.algorithm.act(params, carry.acting, view, step, step_keys[0], True)
+            outcome = jax.vmap(self.env.step)(carry.states, action, step_keys[1:])
+            live = ~carry.ended
+            return Play(
+                outcome.state,
+                outcome.observation,
+                acting,
+                carry.ended | outcome.terminated | outcome.truncated,
+                carry.returns + jnp.where(live, outcome.reward, 0.0),
+                carry.lengths + live,
+                carry.count + 1,
+            )
+
+        start = Play(
+            states,
+            observation,
+            self.algorithm.start(episodes),
+            jnp.zeros(episodes, bool),
+            jnp.zeros(episodes, jnp.float32),
+            jnp.zeros(episodes, jnp.int32),
+            jnp.int32(0),
+        )
+        end = jax.lax.while_loop(going_on, play, start)
+        return end.returns, end.lengths
+
+
+class Counts(NamedTuple):
+    """Counters, shared by all seeds."""
+
+    vector_steps: Int[Array, ""]
+    updates: Int[Array, ""]
+
+
+class Play(NamedTuple):
+    """Evaluation episodes side by side."""
+
+    states: Any
+    observation: Any
+    acting: Any
+    ended: Bool[Array, " episodes"]
+    returns: Float[Array, " episodes"]
+    lengths: Int[Array, " episodes"]
+    count: Int[Array, ""]

@@ -1,0 +1,190 @@
+"""What a run is: enough to do it again."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from qemrl.agents.presets import PRESETS, Domain
+from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig
+from qemrl.envs.atari import AtariProtocol, protocol_for
+from qemrl.envs.compiled import is_compiled
+from qemrl.envs.host import is_atari
+from qemrl.estimators import QEM, BandVariance, ConstantVariance, EmpiricalMean, TailVariance
+from qemrl.exploration import EpsilonGreedy
+from qemrl.replay.config import ReplayConfig
+from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.serialization import from_json
+from qemrl.training.pace import Pace, make_pace
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run: an agent, an environment, seeds, and how often what is done. Steps are agent steps of each seed."""
+
+    preset: str
+    """The preset that the agent came from."""
+
+    env: str
+    """The id of the environment."""
+
+    agent: ValueConfig
+    """All settings of the agent."""
+
+    steps: int
+    """How many steps each seed learns for."""
+
+    seed: int = 0
+    """The first seed."""
+
+    num_seeds: int = 1
+    """How many seeds are learned: `seed`, `seed` + 1, …"""
+
+    num_envs: int = 1
+    """Environments side by side, for each seed."""
+
+    log_every: int = 1_000
+    """Steps between records."""
+
+    evaluate_every: int = 5_000
+    """Steps between evaluations; there is always one at the end."""
+
+    evaluation_episodes: int = 20
+    """Episodes in an evaluation."""
+
+    checkpoint_every: int = 10_000
+    """Steps between checkpoints; there is always one at the end."""
+
+    protocol: AtariProtocol | None = None
+    """How Atari games are played; None for other environments."""
+
+    asynchronous: bool = False
+    """Step Gymnasium environments in processes of their own; pays for slow ones."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed <= 2**32 - self.num_seeds:
+            raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
+        pace = self.pace
+        for name in ("log_every", "evaluate_every", "checkpoint_every"):
+            unit, of = (pace.steps, "an iteration's steps") if name == "log_every" else (self.log_every, "log_every")
+            if getattr(self, name) < 1 or getattr(self, name) % unit:
+                raise ValueError(f"{name} must be a multiple of {of}, {unit}; got {getattr(self, name)}")
+        if (self.protocol is not None) != is_atari(self.env):
+            raise ValueError(f"a protocol is for Atari games; {self.env} with {self.protocol}")
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))
+
+    @property
+    def pace(self) -> Pace:
+        """How steps and updates interleave."""
+        agent = self.agent
+        return make_pace(self.num_envs, agent.update_every, agent.learning_starts, agent.batch_size)
+
+    @property
+    def whole_steps(self) -> int:
+        """The steps in whole iterations."""
+        return self.pace.whole(self.steps)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the environment runs in the compiled loop."""
+        return is_compiled(self.env)
+
+    def next_record(self, step: int) -> int:
+        """The step of the record after `step`."""
+        return min((step // self.log_every + 1) * self.log_every, self.whole_steps)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether there is an evaluation at `step`."""
+        return step % self.evaluate_every == 0 or step >= self.whole_steps
+
+    def is_saved(self, step: int) -> bool:
+        """Whether there is a checkpoint at `step`."""
+        return step % self.checkpoint_every == 0 or step >= self.whole_steps
+
+
+REGISTRY: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        RunConfig,
+        ValueConfig,
+        NetworkConfig,
+        AdamConfig,
+        ReplayConfig,
+        EpsilonGreedy,
+        Scalar,
+        Categorical,
+        FixedQuantiles,
+        ImplicitQuantiles,
+        EmpiricalMean,
+        QEM,
+        ConstantVariance,
+        TailVariance,
+        BandVariance,
+        AtariProtocol,
+    )
+}
+"""What a configuration may hold."""
+
+
+@dataclass(frozen=True)
+class _Rhythm:
+    log_every: int
+    evaluate_every: int
+    checkpoint_every: int
+    evaluation_episodes: int
+
+
+_RHYTHMS: dict[Domain, _Rhythm] = {
+    "classic": _Rhythm(1_000, 5_000, 10_000, 20),
+    "minatar": _Rhythm(10_000, 50_000, 100_000, 20),
+    "atari": _Rhythm(5_000, 250_000, 250_000, 10),
+}
+
+
+def domain_of(env: str) -> Domain:
+    """Whose settings an environment gets."""
+    if is_atari(env):
+        return "atari"
+    return "minatar" if env.startswith("minatar/") else "classic"
+
+
+def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1, num_envs: int = 1) -> RunConfig:
+    """The run of a preset on an environment with the settings of its domain.
+
+    Raises:
+        ValueError: There is no such preset; the nearest is named.
+    """
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
+        raise ValueError(f"there is no preset {preset!r}: {hint}")
+    domain = domain_of(env)
+    rhythm = _RHYTHMS[domain]
+    return RunConfig(
+        preset=preset,
+        env=env,
+        agent=PRESETS[preset].configure(domain),
+        steps=steps,
+        seed=seed,
+        num_seeds=num_seeds,
+        num_envs=num_envs,
+        log_every=rhythm.log_every,
+        evaluate_every=rhythm.evaluate_every,
+        checkpoint_every=rhythm.checkpoint_every,
+        evaluation_episodes=rhythm.evaluation_episodes,
+        protocol=protocol_for(env) if domain == "atari" else None,
+    )
+
+
+def read_config(data: Any) -> RunConfig:
+    """The configuration of a run directory's config.json."""
+    config = from_json(data, REGISTRY)
+    if not isinstance(config, RunConfig):
+        raise ValueError(f"a run's configuration is a RunConfig, got {type(config).__name__}")
+    return config

@@ -1,0 +1,236 @@
+"""The host loop: Gymnasium environments and NumPy replay around compiled acting and learning.
+
+The environments step while the device learns: an iteration hands its updates to the device first, which works on
+them while the host steps with the parameters from before (see `pace`).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from qemrl.agents.algorithm import AgentState, Algorithm, View
+from qemrl.envs.host import HostEnvs
+from qemrl.replay.host import HostReplay
+from qemrl.training.checkpoint import flatten, unflatten
+from qemrl.training.pace import Pace
+from qemrl.training.randomness import Keys
+from qemrl.training.tally import Tally
+from qemrl.types import Batch, Step
+
+BITS_AT_ONCE = 256
+"""For how many updates the random bits of sampling are drawn in one go."""
+
+
+class HostLoop:
+    """A run of one seed of an agent on Gymnasium environments."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        envs: HostEnvs,
+        make_evaluation_envs: Callable[[int], HostEnvs],
+        replay: HostReplay,
+        pace: Pace,
+        batch_size: int,
+        prioritized: bool,
+        clip_rewards: bool,
+        seed: int,
+        evaluation_episodes: int,
+    ) -> None:
+        self.algorithm, self.envs, self.replay, self.pace = algorithm, envs, replay, pace
+        self.make_evaluation_envs, self._evaluation_envs = make_evaluation_envs, None
+        self.batch_size, self.prioritized, self.clip_rewards = batch_size, prioritized, clip_rewards
+        self.seed, self.evaluation_episodes = seed, evaluation_episodes
+        self.keys = Keys.of(seed)
+        self.vector_steps = 0
+        self.agent: AgentState = jax.jit(algorithm.init)(self.keys.init)
+        self.acting = algorithm.start(pace.num_envs)
+        self.tally = Tally.empty()
+        self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
+        self.returns = np.zeros(pace.num_envs, np.float64)
+        self.lengths = np.zeros(pace.num_envs, np.int64)
+        self.observation, self.mask = envs.reset(seed)
+        self.first = np.ones(pace.num_envs, bool)
+        self._last: Step | None = None
+        self._bits: tuple[int, Any] = (-1, None)
+        self._act = jax.jit(partial(self._choose, evaluating=False))
+        self._act_in_evaluation = jax.jit(partial(self._choose, evaluating=True))
+        # Parameters are not donated: acting goes on with the old ones.
+        self._learn = jax.jit(self._update, donate_argnums=(1, 2))
+        self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
+        self._inspect = jax.jit(algorithm.inspect)
+
+    @property
+    def step(self) -> int:
+        """Agent steps so far."""
+        return self.vector_steps * self.pace.num_envs
+
+    def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """Run to `until` steps; numbers by tag, or None if `stop` asked to stop before."""
+        while self.step < until:
+            if stop():
+                return None
+            self._iterate()
+        record = {"step": self.step, "seed": self.seed, **self._numbers()}
+        if evaluate:
+            returns, lengths = self.evaluate(self.evaluation_episodes)
+            record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
+        self.tally = Tally.empty()
+        self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
+        return record
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes, for a checkpoint."""
+        parts: dict[str, Mapping[str, np.ndarray]] = {
+            "learned": flatten((self.agent, self.acting, self.tally)),
+            "replay": self.replay.state(),
+            "envs": self.envs.state(),
+            "running": {
+                "first": self.first,
+                "returns": self.returns,
+                "lengths": self.lengths,
+                "vector_steps": np.asarray(self.vector_steps),
+                "episodes": np.asarray(self.episodes),
+                "return_sum": np.asarray(self.return_sum),
+                "length_sum": np.asarray(self.length_sum),
+            },
+        }
+        return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
+        """Go on exactly from where `arrays` were taken; what could not be restored is said in words."""
+        parts: dict[str, dict[str, np.ndarray]] = {"learned": {}, "replay": {}, "envs": {}, "running": {}}
+        for name, array in arrays.items():
+            part, _, rest = name.partition("/")
+            parts[part][rest] = array
+        self.agent, self.acting, self.tally = unflatten((self.agent, self.acting, self.tally), parts["learned"])
+        self.replay.restore(parts["replay"])
+        running = parts["running"]
+        self.first, self.returns = running["first"].copy(), running["returns"].copy()
+        self.lengths, self.vector_steps = running["lengths"].copy(), int(running["vector_steps"])
+        self.episodes, self.return_sum = int(running["episodes"]), float(running["return_sum"])
+        self.length_sum = int(running["length_sum"])
+        lost = self.envs.restore(parts["envs"])
+        self.observation, self.mask = self.envs.observation, self.envs.mask
+        return lost
+
+    def _iterate(self) -> None:
+        params, surprises = self.agent.params, []
+        if self.step >= self.pace.first_update:
+            updates = self.pace.updates_until(self.step)
+            for number in range(updates, updates + self.pace.updates):
+                batch, indices = self.replay.sample(self._sampling_bits(number))
+                self.agent, self.tally, priorities = self._learn(
+                    self.agent.params, self.agent.slow, self.tally, batch, np.int32(number), np.int32(self.step)
+                )
+                surprises.append((indices, priorities))
+        for _ in range(self.pace.vector_steps):
+            self._step(params)
+        if self.prioritized:
+            for indices, priorities in surprises:
+                self.replay.update_priorities(indices, np.asarray(priorities))
+
+    def _step(self, params: Any) -> None:
+        view = View(self.observation, self.mask, self.first)
+        actions, self.acting = self._act(
+            params, self.acting, view, np.int32(self.step), np.int32(self.vector_steps), self.keys.act
+        )
+        actions = np.asarray(actions)
+        result = self.envs.step(actions)
+        reward = np.clip(result.reward, -1, 1) if self.clip_rewards else result.reward
+        step = Step(
+            self.observation,
+            actions,
+            reward,
+            result.terminated,
+            result.truncated,
+            result.next_observation,
+            result.next_mask,
+        )
+        self.replay.add(step if result.valid.all() else self._repeated(step, result.valid))
+        self.vector_steps += 1
+        self.returns += result.reward
+        self.lengths += 1
+        ended = result.ended
+        if ended.any():
+            self.episodes += int(ended.sum())
+            self.return_sum += float(self.returns[ended].sum())
+            self.length_sum += int(self.lengths[ended].sum())
+            self.returns[ended] = 0
+            self.lengths[ended] = 0
+        self.observation, self.mask, self.first = result.observation, result.mask, result.restarted
+        self._last = step
+
+    def _repeated(self, step: Step, valid: Bool[np.ndarray, " envs"]) -> Step:
+        """The step with the transition before it where an environment only reset itself.
+
+        Environments side by side share a row of the replay. The last transition of an episode is then there twice;
+        what the reset looked like, from the end of one episode to the start of the next, never is.
+        """
+        assert self._last is not None  # no environment resets itself in its first step
+        rows = [
+            None if new is None else np.where(valid.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(step, self._last, strict=True)
+        ]
+        return Step(*rows)
+
+    def _choose(
+        self,
+        params: Any,
+        acting: Any,
+        view: View,
+        step: Int[Array, ""],
+        count: Int[Array, ""],
+        key: Array,
+        evaluating: bool,
+    ) -> tuple[Int[Array, " envs"], Any]:
+        return self.algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), evaluating)
+
+    def _update(
+        self, params: Any, slow: Any, tally: Tally, batch: Batch, updates: Int[Array, ""], step: Int[Array, ""]
+    ) -> tuple[AgentState, Tally, Float[Array, " batch"]]:
+        key = jax.random.fold_in(self.keys.update, updates)
+        agent, update = self.algorithm.update(AgentState(params, slow), batch, updates, key)
+        return agent, tally.learned(update.loss, step), update.priorities
+
+    def _sampling_bits(self, update: int) -> Any:
+        block, place = divmod(update, BITS_AT_ONCE)
+        if self._bits[0] != block:
+            first = block * BITS_AT_ONCE
+            self._bits = (block, np.asarray(self._draw(jnp.arange(first, first + BITS_AT_ONCE))))
+        return self._bits[1][place]
+
+    def _numbers(self) -> dict[str, Any]:
+        bits = np.arange(self.batch_size, dtype=np.uint32) * np.uint32(2654435761)
+        observation = self.replay.sample(bits)[0].observation
+        inspected = self._inspect(self.agent.params, observation)
+        tally = self.tally._replace(
+            episodes=np.int32(self.episodes), returns=np.float32(self.return_sum), lengths=np.float32(self.length_sum)
+        )
+        return {**tally.numbers(), **{tag: float(value) for tag, value in inspected.items()}}
+
+    def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
+        """Returns and lengths of evaluation episodes with the present parameters, played side by side."""
+        if self._evaluation_envs is None or self._evaluation_envs.num_envs != episodes:
+            self._evaluation_envs = self.make_evaluation_envs(episodes)
+        envs, key = self._evaluation_envs, jax.random.fold_in(self.keys.evaluate, self.step)
+        observation, mask = envs.reset(int(jax.random.bits(key, (), "uint32")))
+        acting = self.algorithm.start(episodes)
+        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
+        going, count = np.ones(episodes, bool), 0
+        while going.any():
+            view = View(observation, mask, lengths == 0)
+            actions, acting = self._act_in_evaluation(
+                self.agent.params, acting, view, np.int32(self.step), np.int32(count), key
+            )
+            result = envs.step(np.asarray(actions))
+            returns += np.where(going, result.reward, 0)
+            lengths += going
+            going &= ~result.ended
+            observation, mask, count = result.observation, result.mask, count + 1
+        return returns, lengths

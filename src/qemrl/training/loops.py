@@ -1,0 +1,207 @@
+"""From a configuration to a loop that is ready to run."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from qemrl.agents.value import make_value_agent
+from qemrl.envs.compiled import COMPILED, make_compiled
+from qemrl.envs.host import HostEnvs, make_host_envs
+from qemrl.replay.device import DeviceReplay
+from qemrl.replay.host import HostReplay
+from qemrl.training.compiled_loop import CompiledLoop
+from qemrl.training.config import RunConfig
+from qemrl.training.host_loop import HostLoop
+from qemrl.training.memory import require_memory
+from qemrl.types import EnvSpec
+
+Record = dict[str, Any]
+
+
+class Loop(Protocol):
+    """What a training needs of a loop, for all seeds of a run."""
+
+    def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
+        """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
+        ...
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes."""
+        ...
+
+    def meta(self) -> dict[str, Any]:
+        """What changes and is no array, as JSON."""
+        ...
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
+        """Go on from there; what could not be restored is said in words."""
+        ...
+
+    def params(self, index: int) -> Any:
+        """The parameters of one of the seeds."""
+        ...
+
+    def evaluate(self, episodes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths [seeds, episodes] of evaluation episodes."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """How many steps every seed has done."""
+        ...
+
+
+class CompiledRun:
+    """The compiled loop as a `Loop`; it stops between records only, which are seconds apart."""
+
+    def __init__(self, loop: CompiledLoop) -> None:
+        self.loop = loop
+        self.params, self.arrays, self.evaluate = loop.params, loop.arrays, loop.evaluate
+
+    @property
+    def step(self) -> int:
+        """How many steps every seed has done."""
+        return self.loop.step
+
+    def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
+        """Run to `until` steps and give a record for each seed."""
+        return None if stop() else self.loop.advance(until, evaluate)
+
+    def meta(self) -> dict[str, Any]:
+        """Nothing: all is in arrays."""
+        return {}
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
+        """Go on from there."""
+        del meta
+        self.loop.restore(step, arrays)
+        return []
+
+
+class HostRun:
+    """Host loops, one for each seed, that run in turns from record to record."""
+
+    def __init__(self, loops: list[HostLoop]) -> None:
+        self.loops = loops
+        self.records: list[Record | None] = [None] * len(loops)
+        """What seeds that are ahead of the others have to say; kept until all have come as far."""
+
+    @property
+    def step(self) -> int:
+        """How many steps every seed has done."""
+        return min(loop.step for loop in self.loops)
+
+    def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
+        """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
+        for index, loop in enumerate(self.loops):
+            if self.records[index] is None:
+                self.records[index] = loop.advance(until, evaluate, stop)
+            if self.records[index] is None:
+                return None
+        records, self.records = self.records, [None] * len(self.loops)
+        return [record for record in records if record is not None]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes."""
+        loops = enumerate(self.loops)
+        return {f"{index}/{name}": array for index, loop in loops for name, array in loop.arrays().items()}
+
+    def meta(self) -> dict[str, Any]:
+        """The records of seeds that are ahead."""
+        return {"records": self.records}
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
+        """Go on from there; what could not be restored is said in words."""
+        del step
+        lost = []
+        for index, loop in enumerate(self.loops):
+            start = f"{index}/"
+            lost += loop.restore({name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)})
+        self.records = json.loads(json.dumps(meta["records"]))
+        return lost
+
+    def params(self, index: int) -> Any:
+        """The parameters of one of the seeds."""
+        return self.loops[index].agent.params
+
+    def evaluate(self, episodes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths [seeds, episodes] of evaluation episodes."""
+        played = [loop.evaluate(episodes) for loop in self.loops]
+        return np.stack([returns for returns, _ in played]), np.stack([lengths for _, lengths in played])
+
+
+def describe_environment(config: RunConfig) -> EnvSpec:
+    """What an agent must know of the run's environment."""
+    if config.is_compiled:
+        return make_compiled(config.env).spec
+    envs = _envs(config, 1)
+    try:
+        return envs.spec
+    finally:
+        envs.close()
+
+
+def replay_bytes(config: RunConfig, spec: EnvSpec) -> int:
+    """The memory that the replay of all seeds takes."""
+    kind = DeviceReplay if config.is_compiled else HostReplay
+    return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay)
+
+
+def make_loop(config: RunConfig) -> CompiledRun | HostRun:
+    """A loop that is ready to run.
+
+    Raises:
+        MemoryShortageError: The replay does not fit into memory.
+        ValueError: The environment is unknown, or not one for this agent.
+    """
+    spec = describe_environment(config)
+    advice = "give it a smaller replay (--replay.capacity), or fewer seeds at once (--num-seeds)"
+    require_memory(replay_bytes(config, spec), f"the replay of {config.preset} on {config.env}", advice)
+    return CompiledRun(_compiled_loop(config)) if config.is_compiled else HostRun(_host_loops(config))
+
+
+def _compiled_loop(config: RunConfig) -> CompiledLoop:
+    env, agent = make_compiled(config.env), config.agent
+    return CompiledLoop(
+        make_value_agent(agent, env.spec),
+        env,
+        DeviceReplay(env.spec, config.num_envs, agent.replay, agent.discount),
+        config.pace,
+        agent.batch_size,
+        agent.clip_rewards,
+        config.seeds,
+        config.evaluation_episodes,
+    )
+
+
+def _host_loops(config: RunConfig) -> list[HostLoop]:
+    loops = []
+    for seed in config.seeds:
+        envs, agent = _envs(config, config.num_envs), config.agent
+        loops.append(
+            HostLoop(
+                make_value_agent(agent, envs.spec),
+                envs,
+                lambda count: evaluation_envs(config, count),
+                HostReplay(envs.spec, config.num_envs, agent.replay, agent.discount),
+                config.pace,
+                agent.batch_size,
+                agent.replay.prioritized,
+                agent.clip_rewards,
+                seed,
+                config.evaluation_episodes,
+            )
+        )
+    return loops
+
+
+def _envs(config: RunConfig, count: int) -> HostEnvs:
+    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(COMPILED))
+
+
+def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:
+    """Environments to evaluate in: lost lives end nothing there."""
+    protocol = None if config.protocol is None else config.protocol.for_evaluation()
+    return make_host_envs(config.env, count, protocol, config.asynchronous, render)

@@ -1,0 +1,43 @@
+"""How steps and updates interleave, the same in both loops.
+
+A run is a sequence of iterations. Updates and steps of an iteration both start from what was there before it: the
+parameters that act are those before the iteration's updates, and the updates learn from the transitions before its
+steps. So an environment can step while the device learns, and the result does not depend on which is quicker.
+"""
+
+from typing import NamedTuple
+
+
+class Pace(NamedTuple):
+    """Vector steps and updates in an iteration."""
+
+    num_envs: int
+    vector_steps: int
+    updates: int
+    first_update: int
+    """The number of steps before the first iteration with updates."""
+
+    @property
+    def steps(self) -> int:
+        """Agent steps in an iteration."""
+        return self.num_envs * self.vector_steps
+
+    def whole(self, steps: int) -> int:
+        """The number of steps, rounded up to whole iterations."""
+        return -(-steps // self.steps) * self.steps
+
+    def updates_until(self, steps: int) -> int:
+        """How many updates there are in the first `steps` steps."""
+        return max(0, steps - self.first_update) // self.steps * self.updates
+
+
+def make_pace(num_envs: int, update_every: int, learning_starts: int, batch_size: int) -> Pace:
+    """The pace of one update every `update_every` steps; environments and updates must fit into one another."""
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if update_every % num_envs and num_envs % update_every:
+        raise ValueError(
+            f"{num_envs} environments do not fit an update every {update_every} steps: let one be a multiple of the other"
+        )
+    pace = Pace(num_envs, max(1, update_every // num_envs), max(1, num_envs // update_every), 0)
+    return pace._replace(first_update=pace.whole(max(learning_starts, batch_size)))

@@ -1,0 +1,161 @@
+"""A run from its first step or its last checkpoint to its end, with everything kept in its directory."""
+
+import contextlib
+import math
+import signal
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from qemrl.training import checkpoint
+from qemrl.training.config import RunConfig
+from qemrl.training.loops import Loop, Record, make_loop
+from qemrl.training.run_directory import RunDirectory
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes."""
+
+    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
+        """A run begins, or goes on, at `step`; `lost` says what could not be restored."""
+        ...
+
+    def at(self, step: float) -> None:
+        """So many steps are done, on average over the seeds."""
+        ...
+
+    def record(self, records: list[Record], steps_per_second: float) -> None:
+        """Records of all seeds; steps per second are summed over seeds."""
+        ...
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """The run was asked to stop, and its state is saved."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(f"stopped at step {step}")
+        self.step, self.signal_number = step, signal_number
+
+
+class NotFiniteError(Exception):
+    """A reward, an observation or a loss was not finite."""
+
+
+def train(config: RunConfig, directory: RunDirectory, watcher: Watcher) -> Loop:
+    """Bring a run to its end, from wherever it is; nothing is done to one that is finished.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM came; a checkpoint was written.
+        NotFiniteError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are kept.
+    """
+    with directory.lock(), _asked_to_stop() as asked:
+        loop = make_loop(config)
+        lost = _restore(loop, directory)
+        watcher.begin(config, loop.step, lost)
+        while loop.step < config.whole_steps:
+            _advance(config, loop, directory, watcher, asked)
+        if not directory.done:
+            directory.finish({"step": loop.step, "seeds": list(config.seeds), **_last_evaluation(directory)})
+        return loop
+
+
+def _advance(
+    config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Watcher, asked: "list[int]"
+) -> None:
+    until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
+    last_look = [start]
+
+    def stop() -> bool:
+        now = time.perf_counter()
+        if now - last_look[0] > 0.2:
+            last_look[0] = now
+            watcher.at(loop.step)
+        return bool(asked)
+
+    try:
+        records = loop.advance(until, config.is_evaluated(until), stop)
+    except FloatingPointError as error:
+        raise _failed(loop, directory, str(error)) from error
+    if records is None:
+        _save(loop, directory)
+        raise Stopped(loop.step, asked[0])
+    for record in records:
+        bad = record.pop("bad_step")
+        if bad >= 0:
+            raise _failed(loop, directory, f"seed {record['seed']} met a number that is not finite at step {bad}")
+    for record in records:
+        directory.append(_with_evaluation(record, directory))
+    rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
+    directory.append_timing({"step": until, "time/fps": rate})
+    watcher.record(records, rate)
+    if config.is_saved(until):
+        _save(loop, directory)
+
+
+def _with_evaluation(record: Record, directory: RunDirectory) -> Record:
+    """The record with a summary of its evaluation, whose episodes go into a file of their own."""
+    if "eval/returns" not in record:
+        return record
+    returns, lengths = np.asarray(record.pop("eval/returns")), np.asarray(record.pop("eval/lengths"))
+    episodes = {"step": record["step"], "seed": record["seed"], "returns": returns, "lengths": lengths}
+    directory.write_evaluation(f"seed_{record['seed']}_step_{record['step']:012d}", episodes)
+    record["eval/mean_reward"] = float(returns.mean())
+    record["eval/std_reward"] = float(returns.std())
+    record["eval/mean_ep_length"] = float(lengths.mean())
+    return record
+
+
+def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
+    found = checkpoint.load_latest(directory.checkpoints)
+    if found is None:
+        directory.truncate_metrics(0)
+        return []
+    directory.truncate_metrics(found.meta["metrics_bytes"])
+    return loop.restore(found.step, found.arrays, found.meta["loop"])
+
+
+def _save(loop: Loop, directory: RunDirectory) -> None:
+    meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
+    checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
+
+
+def _failed(loop: Loop, directory: RunDirectory, reason: str) -> NotFiniteError:
+    """An error to raise, after the state was put aside for those who look for the cause."""
+    path = checkpoint.save(directory.path / "failed", loop.step, loop.arrays(), {"loop": loop.meta()}, keep=1)
+    return NotFiniteError(
+        f"{reason}; the state is in {path}, and the checkpoints before it are kept. Look for the cause in the "
+        "environment's rewards and observations, then in the learning rate (--optimiser.learning-rate) and in "
+        "the gradient's length (--optimiser.max-gradient-norm)"
+    )
+
+
+def _last_evaluation(directory: RunDirectory) -> dict[str, Any]:
+    last = {record["seed"]: record.get("eval/mean_reward") for record in directory.read_metrics()}
+    return {"eval/mean_reward": [value for value in last.values() if value is not None and math.isfinite(value)]}
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def take_note(number: int, frame: types.FrameType | None) -> None:
+        if asked and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        asked.append(number)
+
+    before: dict[int, Callable | int | None] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, take_note)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -114,5 +114,5 @@ def with_leaves(
         nodes = nodes // 2
         return tree.at[nodes].set(tree[2 * nodes] + tree[2 * nodes + 1]), nodes
 
-    # A loop, because XLA copies the whole tree if the levels are written out one after another.
+    # A loop here and in `find`: with all levels written out, XLA fuses reads past writes and copies the whole tree.
     return lax.fori_loop(0, tree.shape[0].bit_length() - 2, climb, (tree, nodes))[0]

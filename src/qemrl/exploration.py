@@ -40,9 +40,7 @@ class Exploration(Protocol):
         """The state before the first step."""
         ...
 
-    def choose(
-        self, state: Any, situation: Situation, key: Key, evaluating: bool
-    ) -> tuple[Int[Array, " batch"], Any]:
+    def choose(self, state: Any, situation: Situation, key: Key, evaluating: bool) -> tuple[Int[Array, " batch"], Any]:
         """Actions, and the state from here on."""
         ...
 

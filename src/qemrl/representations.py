@@ -207,7 +207,7 @@ class ImplicitHead(eqx.Module):
         self, features: Features, levels: Float[Array, "rows n"], key: Key | None
     ) -> Float[Array, "batch n actions"]:
         """The values at levels [batch, n], or [1, n] for all alike; φ(τ) = ReLU(W cos(π i τ) + b), i = 1 … n."""
-        frequencies = jnp.pi * jnp.arange(1, self.embedding.weight.shape[0] + 1, dtype=jnp.float32)
+        frequencies = jnp.pi * jnp.arange(1, self.embedding.weight.shape[1] + 1, dtype=jnp.float32)
         cosines = jnp.cos(levels[..., None] * frequencies[None, None, :])
         embedded = jax.nn.relu(self.embedding(cosines, None))
         return self.streams(features[:, None, :] * embedded, key)[..., 0]
@@ -301,8 +301,6 @@ LEVEL_SAMPLERS: dict[str, Callable[[Key, tuple[int, int]], Float[Array, "batch n
 
 def _target_probs(target: ReturnDist) -> Float[Array, "batch members m"] | None:
     return None if target.probs is None else jnp.broadcast_to(target.probs, target.values.shape)
-
-
 
 
 def choose(dist: ReturnDist, actions: Int[Array, "batch members"]) -> ReturnDist:

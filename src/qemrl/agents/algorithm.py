@@ -15,8 +15,14 @@ class AgentState(NamedTuple):
     params: Any
     """What acts, and is updated."""
 
-    slow: Any
-    """What only learning needs: the target network and the optimiser's state."""
+    learning: Any
+    """What only learning needs and updates change, such as the optimiser's state."""
+
+    frozen: Any
+    """What updates need and leave alone, such as a target network; only `refresh` changes it.
+
+    Kept apart so that loops need not carry it through their updates, which would mean a copy each time.
+    """
 
 
 class View(NamedTuple):
@@ -52,8 +58,14 @@ class Algorithm(NamedTuple):
     act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Int[Array, " envs"], Any]]
     """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
 
-    update: Callable[[AgentState, Batch, Int[Array, ""], Key], tuple[AgentState, Update]]
-    """(state, batch, number of updates before this one, key) to the state after it."""
+    update: Callable[[AgentState, Batch, Key], tuple[Any, Any, Update]]
+    """(state, batch, key) to params and learning after it."""
+
+    refresh: Callable[[AgentState], Any]
+    """From the state to what is frozen from here on."""
+
+    refresh_every: int
+    """How many updates there are between refreshes."""
 
     distribution: Callable[[Any, Any], ReturnDist]
     """(params, observations) to return distributions [batch, members, actions, n], without randomness."""

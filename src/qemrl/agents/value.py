@@ -1,7 +1,7 @@
 """The whole DQN family as one function of its parts: representation × estimator × exploration × network."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -70,7 +70,11 @@ class AdamConfig:
     def make(self) -> optax.GradientTransformation:
         """The optax transformation."""
         adam = optax.adam(self.learning_rate, eps=self.epsilon)
-        return adam if self.max_gradient_norm is None else optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), adam)
+        return (
+            adam
+            if self.max_gradient_norm is None
+            else optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), adam)
+        )
 
 
 @dataclass(frozen=True)
@@ -142,19 +146,11 @@ class Network(eqx.Module):
     head: Any
 
 
-class Slow(NamedTuple):
-    """What only learning needs."""
-
-    target: Network
-    optimiser: optax.OptState
-
-
 def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
     """An agent for environments with a finite number of actions."""
     representation, estimator = config.representation, config.estimator
     optimiser = representation.optimiser(config.optimiser.make())
     streams = StreamConfig(config.network.hidden, config.network.dueling, config.network.noisy)
-    updates_per_target = config.target_every // config.update_every
 
     def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
         return ActionStreams(streams, features, spec.num_actions, outputs, key)
@@ -163,7 +159,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         torso_key, head_key = jax.random.split(key)
         torso = make_torso(config.network.torso, config.network.widths, spec, torso_key)
         params = Network(torso, representation.head(make_streams, num_features(torso, spec), head_key))
-        return AgentState(params, Slow(jax.tree.map(jnp.copy, params), optimiser.init(params)))  # pyright: ignore
+        return AgentState(params, optimiser.init(eqx.filter(params, eqx.is_array)), jax.tree.map(jnp.copy, params))
 
     def act(
         params: Network, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
@@ -194,17 +190,15 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         losses = jnp.sum(representation.loss(params.head, features, batch.action, goal, loss_key), axis=1)
         return jnp.mean(batch.weight * losses), losses
 
-    def update(
-        state: AgentState, batch: Batch, updates: Int[Array, ""], key: Key
-    ) -> tuple[AgentState, Update]:
-        params, slow = state
-        refresh = (updates > 0) & (updates % updates_per_target == 0)
-        target = jax.lax.cond(refresh, lambda: params, lambda: slow.target)
-        (value, losses), gradient = jax.value_and_grad(loss, has_aux=True)(params, target, batch, key)
+    def update(state: AgentState, batch: Batch, key: Key) -> tuple[Network, optax.OptState, Update]:
+        gradients = jax.value_and_grad(loss, has_aux=True)
+        (value, losses), gradient = gradients(state.params, state.frozen, batch, key)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
-            changes, optimiser_state = optimiser.update(gradient, slow.optimiser, params)
-        learned = AgentState(optax.apply_updates(params, changes), Slow(target, optimiser_state))
-        return learned, Update(value, jnp.sqrt(losses))
+            changes, learning = optimiser.update(gradient, state.learning, state.params)
+        return optax.apply_updates(state.params, changes), learning, Update(value, jnp.sqrt(losses))
+
+    def refresh(state: AgentState) -> Network:
+        return state.params
 
     def distribution(params: Network, observation: Any) -> ReturnDist:
         return representation.evaluate(params.head, params.torso(observation), "report", None)
@@ -215,7 +209,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
     def inspect(params: Network, observation: Any) -> dict[str, Float[Array, ""]]:
         return numbers_of(estimator, representation, distribution(params, observation))
 
-    return Algorithm(init, config.exploration.start, act, update, distribution, q, inspect)
+    every = config.target_every // config.update_every
+    return Algorithm(init, config.exploration.start, act, update, refresh, every, distribution, q, inspect)
 
 
 def estimate(estimator: Estimator, dist: ReturnDist) -> Float[Array, "batch members actions"]:
@@ -229,7 +224,9 @@ def numbers_of(estimator: Estimator, representation: Representation, dist: Retur
     if isinstance(representation, FixedQuantiles | ImplicitQuantiles):
         count = dist.values.shape[-1]
         qem = estimator if isinstance(estimator, QEM) else QEM(order=min(4, count))
-        numbers["dist/crossing_rate"] = jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
+        numbers["dist/crossing_rate"] = (
+            jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
+        )
         numbers["dist/r_squared"] = jnp.mean(r_squared(qem, dist.values, dist.levels))
         difference = qem.mean(dist.values, dist.levels) - EmpiricalMean().mean(dist.values, dist.levels)
         numbers["dist/qem_minus_mean"] = jnp.mean(difference)

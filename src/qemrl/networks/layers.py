@@ -29,21 +29,22 @@ def _uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> Float[Array, "...
 
 
 def _affine(
-    inputs: Float[Array, "*batch inputs"], weight: Float[Array, "inputs outputs"], bias: Float[Array, " outputs"]
+    inputs: Float[Array, "*batch inputs"], weight: Float[Array, "outputs inputs"], bias: Float[Array, " outputs"]
 ) -> Float[Array, "*batch outputs"]:
-    outputs = inputs @ weight
+    # Outputs come first in the weights: so XLA writes their gradient, and the optimiser reads it, in order.
+    outputs = jax.lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
     return outputs + jnp.broadcast_to(bias, outputs.shape)
 
 
 class Linear(eqx.Module):
     """An affine map without noise."""
 
-    weight: Float[Array, "inputs outputs"]
+    weight: Float[Array, "outputs inputs"]
     bias: Float[Array, " outputs"]
 
     def __init__(self, inputs: int, outputs: int, key: Key) -> None:
         weight_key, bias_key = jax.random.split(key)
-        self.weight = _uniform(weight_key, (inputs, outputs), inputs)
+        self.weight = _uniform(weight_key, (outputs, inputs), inputs)
         self.bias = _uniform(bias_key, (outputs,), inputs)
 
     def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
@@ -59,12 +60,12 @@ class NoisyLinear(eqx.Module):
     """
 
     mean: Linear
-    weight_scale: Float[Array, "inputs outputs"]
+    weight_scale: Float[Array, "outputs inputs"]
     bias_scale: Float[Array, " outputs"]
 
     def __init__(self, inputs: int, outputs: int, key: Key, scale: float = 0.5) -> None:
         self.mean = Linear(inputs, outputs, key)
-        self.weight_scale = jnp.full((inputs, outputs), scale / math.sqrt(inputs), jnp.float32)
+        self.weight_scale = jnp.full((outputs, inputs), scale / math.sqrt(inputs), jnp.float32)
         self.bias_scale = jnp.full((outputs,), scale / math.sqrt(inputs), jnp.float32)
 
     def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
@@ -72,10 +73,10 @@ class NoisyLinear(eqx.Module):
         if key is None:
             return self.mean(inputs, None)
         input_key, output_key = jax.random.split(key)
-        rows = _signed_root(jax.random.normal(input_key, self.weight_scale.shape[:1], jnp.float32))
-        columns = _signed_root(jax.random.normal(output_key, self.bias_scale.shape, jnp.float32))
+        columns = _signed_root(jax.random.normal(input_key, self.weight_scale.shape[1:], jnp.float32))
+        rows = _signed_root(jax.random.normal(output_key, self.bias_scale.shape, jnp.float32))
         weight = self.mean.weight + self.weight_scale * rows[:, None] * columns[None, :]
-        return _affine(inputs, weight, self.mean.bias + self.bias_scale * columns)
+        return _affine(inputs, weight, self.mean.bias + self.bias_scale * rows)
 
 
 def _signed_root(noise: Float[Array, " n"]) -> Float[Array, " n"]:

@@ -97,7 +97,9 @@ class CompiledLoop:
         """Go on exactly from where `arrays` were taken."""
         self.step = step
         template = jax.eval_shape(lambda: self.state)
-        shapes = {jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(template)}
+        shapes = {
+            jax.tree_util.keystr(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(template)
+        }
         whole = {}
         for name, array in arrays.items():
             if name in self._replay_names:
@@ -147,10 +149,32 @@ class CompiledLoop:
     def _run_chunk(
         self, state: SeedState, keys: Keys, counts: "Counts", evaluate: Bool[Array, ""], iterations: Int[Array, ""]
     ) -> tuple[SeedState, Any]:
-        over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, None), out_axes=(0, None))
-        state, counts = jax.lax.fori_loop(
-            jnp.int32(0), iterations, lambda _, carry: over_seeds(carry[0], keys, carry[1]), (state, counts)
+        """Iterations up to the end, with a refresh of what is frozen wherever one is due between them."""
+        every = jnp.int32(max(1, self.algorithm.refresh_every // self.pace.updates))
+        first = jnp.int32(self.pace.first_update // self.pace.steps)
+        over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, 0, None), out_axes=(0, None))
+
+        def stretch(
+            carry: tuple[SeedState, Counts, Any, Int[Array, ""]],
+        ) -> tuple[SeedState, Counts, Any, Int[Array, ""]]:
+            state, counts, frozen, left = carry
+            number = counts.vector_steps // self.pace.vector_steps - first  # of the iteration, since learning began
+            due = (number > 0) & (number % every == 0)
+            frozen = jax.lax.cond(
+                due, jax.vmap(self.algorithm.refresh), lambda agent: agent.frozen, state.agent._replace(frozen=frozen)
+            )
+            length = jnp.minimum(left, jnp.where(number < 0, -number, every - number % every))
+            state, counts = jax.lax.fori_loop(
+                jnp.int32(0), length, lambda _, inner: over_seeds(inner[0], frozen, keys, inner[1]), (state, counts)
+            )
+            return state, counts, frozen, left - length
+
+        frozen = state.agent.frozen
+        state = state._replace(agent=state.agent._replace(frozen=None))
+        state, counts, frozen, _ = jax.lax.while_loop(
+            lambda carry: carry[3] > 0, stretch, (state, counts, frozen, iterations)
         )
+        state = state._replace(agent=state.agent._replace(frozen=frozen))
         params = state.agent.params
         observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
         numbers = jax.vmap(self.algorithm.inspect)(params, observation)
@@ -169,12 +193,12 @@ class CompiledLoop:
         bits = jnp.arange(self.batch_size, dtype=jnp.uint32) * jnp.uint32(2654435761)
         return self.replay.sample(replay, bits, rows)[0].observation
 
-    def _iterate(self, state: SeedState, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
+    def _iterate(self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
         learning = counts.vector_steps * self.pace.num_envs >= self.pace.first_update
         # The conditions stay conditions under `vmap`, since counters are not mapped; the replay does not go through
         # them whole, or it would be copied.
-        learned, tally, surprises = jax.lax.cond(
-            learning, partial(self._learn, keys=keys, counts=counts), self._learn_nothing, state
+        params, learned, tally, surprises = jax.lax.cond(
+            learning, partial(self._learn, frozen=frozen, keys=keys, counts=counts), self._learn_nothing, state
         )
         # A scan even over a few steps: the program then holds the environment once, and compiles in half the time.
         (acting, running, replay, tally), _ = jax.lax.scan(
@@ -189,23 +213,25 @@ class CompiledLoop:
             replay = replay._replace(tree=tree, largest=largest)
         updates = jnp.where(learning, counts.updates + self.pace.updates, counts.updates)
         counts = Counts(counts.vector_steps + self.pace.vector_steps, updates)
-        return SeedState(learned, acting, running, replay, tally), counts
+        return SeedState(AgentState(params, learned, None), acting, running, replay, tally), counts
 
     def _learn(
-        self, state: SeedState, keys: Keys, counts: "Counts"
-    ) -> tuple[AgentState, Tally, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
-        agent, tally, surprises = state.agent, state.tally, []
+        self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts"
+    ) -> tuple[Any, Any, Tally, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
+        (params, learning, _), tally, surprises = state.agent, state.tally, []
         for number in range(self.pace.updates):
             updates = counts.updates + number
             batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
-            agent, update = self.algorithm.update(agent, batch, updates, jax.random.fold_in(keys.update, updates))
+            key = jax.random.fold_in(keys.update, updates)
+            params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key)
             tally = tally.learned(update.loss, counts.vector_steps * self.pace.num_envs)
             surprises.append((indices, update.priorities))
-        return agent, tally, jax.tree.map(lambda *leaves: jnp.stack(leaves), *surprises)
+        return params, learning, tally, jax.tree.map(lambda *leaves: jnp.stack(leaves), *surprises)
 
-    def _learn_nothing(self, state: SeedState) -> tuple[AgentState, Tally, Any]:
+    def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Tally, Any]:
         shape = (self.pace.updates, self.batch_size)
-        return state.agent, state.tally, (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+        nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
+        return state.agent.params, state.agent.learning, state.tally, nothing
 
     def _with_priorities(self, replay: Any, surprises: Any) -> tuple[Any, Any]:
         for indices, priorities in zip(*surprises, strict=True):

@@ -83,7 +83,7 @@ class RunConfig:
     def pace(self) -> Pace:
         """How steps and updates interleave."""
         agent = self.agent
-        return make_pace(self.num_envs, agent.update_every, agent.learning_starts, agent.batch_size)
+        return make_pace(self.num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
 
     @property
     def whole_steps(self) -> int:

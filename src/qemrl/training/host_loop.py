@@ -61,7 +61,7 @@ class HostLoop:
         self._act = jax.jit(partial(self._choose, evaluating=False))
         self._act_in_evaluation = jax.jit(partial(self._choose, evaluating=True))
         # Parameters are not donated: acting goes on with the old ones.
-        self._learn = jax.jit(self._update, donate_argnums=(1, 2))
+        self._learn = jax.jit(self._update, donate_argnums=(0, 1))
         self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
         self._inspect = jax.jit(algorithm.inspect)
 
@@ -124,10 +124,19 @@ class HostLoop:
         if self.step >= self.pace.first_update:
             updates = self.pace.updates_until(self.step)
             for number in range(updates, updates + self.pace.updates):
+                if number and number % self.algorithm.refresh_every == 0:
+                    self.agent = self.agent._replace(frozen=self.algorithm.refresh(self.agent))
                 batch, indices = self.replay.sample(self._sampling_bits(number))
-                self.agent, self.tally, priorities = self._learn(
-                    self.agent.params, self.agent.slow, self.tally, batch, np.int32(number), np.int32(self.step)
+                learned, learning, self.tally, priorities = self._learn(
+                    self.agent.learning,
+                    self.tally,
+                    self.agent.params,
+                    self.agent.frozen,
+                    batch,
+                    np.int32(number),
+                    np.int32(self.step),
                 )
+                self.agent = AgentState(learned, learning, self.agent.frozen)
                 surprises.append((indices, priorities))
         for _ in range(self.pace.vector_steps):
             self._step(params)
@@ -192,11 +201,18 @@ class HostLoop:
         return self.algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), evaluating)
 
     def _update(
-        self, params: Any, slow: Any, tally: Tally, batch: Batch, updates: Int[Array, ""], step: Int[Array, ""]
-    ) -> tuple[AgentState, Tally, Float[Array, " batch"]]:
+        self,
+        learning: Any,
+        tally: Tally,
+        params: Any,
+        frozen: Any,
+        batch: Batch,
+        updates: Int[Array, ""],
+        step: Int[Array, ""],
+    ) -> tuple[Any, Any, Tally, Float[Array, " batch"]]:
         key = jax.random.fold_in(self.keys.update, updates)
-        agent, update = self.algorithm.update(AgentState(params, slow), batch, updates, key)
-        return agent, tally.learned(update.loss, step), update.priorities
+        params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key)
+        return params, learning, tally.learned(update.loss, step), update.priorities
 
     def _sampling_bits(self, update: int) -> Any:
         block, place = divmod(update, BITS_AT_ONCE)

@@ -31,7 +31,7 @@ class Pace(NamedTuple):
         return max(0, steps - self.first_update) // self.steps * self.updates
 
 
-def make_pace(num_envs: int, update_every: int, learning_starts: int, batch_size: int) -> Pace:
+def make_pace(num_envs: int, update_every: int, target_every: int, learning_starts: int, batch_size: int) -> Pace:
     """The pace of one update every `update_every` steps; environments and updates must fit into one another."""
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
@@ -39,5 +39,7 @@ def make_pace(num_envs: int, update_every: int, learning_starts: int, batch_size
         raise ValueError(
             f"{num_envs} environments do not fit an update every {update_every} steps: let one be a multiple of the other"
         )
+    if target_every % num_envs:
+        raise ValueError(f"target_every must be a multiple of the {num_envs} environments, got {target_every}")
     pace = Pace(num_envs, max(1, update_every // num_envs), max(1, num_envs // update_every), 0)
     return pace._replace(first_update=pace.whole(max(learning_starts, batch_size)))

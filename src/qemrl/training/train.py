@@ -63,9 +63,7 @@ def train(config: RunConfig, directory: RunDirectory, watcher: Watcher) -> Loop:
         return loop
 
 
-def _advance(
-    config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Watcher, asked: "list[int]"
-) -> None:
+def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Watcher, asked: "list[int]") -> None:
     until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
     last_look = [start]
 

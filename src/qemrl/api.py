@@ -1,0 +1,224 @@
+"""The library in five calls: make, learn, predict, save, load.
+
+agent = qemrl.make("qem-dqn", env="CartPole-v1", seed=0)
+agent.learn(50_000)
+agent.predict(observation)
+agent.save("runs/first")
+agent = qemrl.load("runs/first")
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from qemrl.agents.algorithm import Algorithm
+from qemrl.agents.value import make_value_agent
+from qemrl.exploration import allowed
+from qemrl.serialization import replace_at, to_json
+from qemrl.training import checkpoint
+from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.loops import Loop, describe_environment, make_loop
+from qemrl.training.run_directory import RunDirectory
+from qemrl.types import EnvSpec, ReturnDist
+
+
+class Evaluation(NamedTuple):
+    """What came of episodes played without learning."""
+
+    returns: Float[np.ndarray, " episodes"]
+    lengths: Int[np.ndarray, " episodes"]
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean())
+
+
+class Agent:
+    """An agent with all that it needs to learn on; `make` and `load` give one."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.num_seeds != 1:
+            raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
+        self.config = config
+        self.spec: EnvSpec = describe_environment(config)
+        self.algorithm: Algorithm = make_value_agent(config.agent, self.spec)
+        self._loop: Loop | None = None
+        self._params: Any = None
+        self._predict = jax.jit(self._values)
+        self._distribution = jax.jit(self.algorithm.distribution)
+
+    @property
+    def params(self) -> Any:
+        """The parameters that act."""
+        if self._params is not None:
+            return self._params
+        return self._started().params(0)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the agent has learned for."""
+        return 0 if self._loop is None else self._loop.step
+
+    def learn(self, steps: int, progress: bool = True) -> "Agent":
+        """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        from qemrl.training.progress import bar
+
+        loop = self._started()
+        self.config = replace(self.config, steps=self.config.pace.whole(loop.step + steps))
+        with bar(self.config, loop.step, visible=progress) as watcher:
+            while loop.step < self.config.steps:
+                until = self.config.next_record(loop.step)
+                records = loop.advance(until, False, lambda: watcher.at(loop.step) or False)
+                watcher.record(records or [], 0.0)
+        self._params = None
+        return self
+
+    def predict(
+        self, observation: Any, deterministic: bool = True, mask: Any = None, seed: int = 0
+    ) -> Int[np.ndarray, "*batch"]:
+        """The action for an observation, or the actions for a batch of them.
+
+        Args:
+            observation: One observation, or several along a first axis.
+            deterministic: The action with the largest Q; else one of the exploration in evaluation, drawn with `seed`.
+            mask: The actions that are allowed, with the leading axis of the observation; None for all.
+            seed: What makes a draw repeatable.
+        """
+        batch, single = self._batch(observation)
+        masks = self._masks(mask, len(batch))
+        if deterministic:
+            q = np.asarray(self._predict(self.params, batch))
+            actions = np.asarray(allowed(q, masks)).argmax(-1)
+        else:
+            from qemrl.agents.algorithm import View
+
+            view = View(batch, masks, np.zeros(len(batch), bool))
+            start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
+            actions, _ = self.algorithm.act(self.params, start, view, np.int32(self.steps), key, True)
+        actions = np.asarray(actions)
+        return actions[0] if single else actions
+
+    def q(self, observation: Any) -> Float[np.ndarray, "*batch actions"]:
+        """The estimates of Q for each action."""
+        batch, single = self._batch(observation)
+        q = np.asarray(self._predict(self.params, batch))
+        return q[0] if single else q
+
+    def predict_distribution(self, observation: Any) -> ReturnDist:
+        """The return distribution of each action: values [*batch, actions, n] with their levels and probabilities."""
+        batch, single = self._batch(observation)
+        dist = self._distribution(self.params, batch)
+        values, levels, probs = (None if array is None else np.asarray(array) for array in dist)
+        # Members of an ensemble are pooled, each value with its share of the probability.
+        parts = [_pooled(array, values.shape) for array in (values, levels, probs)]
+        return ReturnDist(*(array[0] if single and array is not None and array.ndim > 1 else array for array in parts))
+
+    def evaluate(self, episodes: int = 20) -> Evaluation:
+        """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""
+        returns, lengths = self._started().evaluate(episodes)
+        return Evaluation(returns[0], lengths[0])
+
+    def save(self, path: str | Path) -> Path:
+        """The run directory at `path`, with everything that is needed to predict and to go on learning."""
+        loop = self._started()
+        config = replace(self.config, steps=max(loop.step, 1))
+        directory = RunDirectory.create(Path(path), to_json(config), {"saved": True})
+        with directory.lock():
+            meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
+            checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
+        return directory.path
+
+    def _started(self) -> Loop:
+        if self._loop is None:
+            self._loop = make_loop(self.config)
+        return self._loop
+
+    def _values(self, params: Any, observation: Any) -> Any:
+        return self.algorithm.q(params, observation)
+
+    def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
+        given, shape = np.asarray(observation), self.spec.observation_shape
+        if given.shape != shape and given.shape[1:] != shape:
+            raise ValueError(
+                f"{self.spec.id} has observations of shape {shape}; expected that or (batch, *{shape}), got {given.shape}"
+            )
+        single = given.shape == shape
+        batch = (given[None] if single else given).astype(self.spec.observation_dtype)
+        if not np.isfinite(batch).all():
+            raise ValueError("the observation holds numbers that are not finite")
+        return batch, single
+
+    def _masks(self, mask: Any, count: int) -> Bool[np.ndarray, "batch actions"] | None:
+        if mask is None:
+            return None
+        masks = np.broadcast_to(np.asarray(mask, bool), (count, self.spec.num_actions))
+        if not masks.any(-1).all():
+            raise ValueError("a mask that allows no action at all leaves nothing to choose")
+        return masks
+
+
+def _pooled(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Values or levels without the axis of members."""
+    if array is None or array.ndim == 1:
+        return array
+    members = shape[1]
+    if members == 1:
+        return array[:, 0]
+    full = np.broadcast_to(array, shape).swapaxes(1, 2)
+    return full.reshape(*full.shape[:2], -1)
+
+
+def make(
+    preset: str,
+    env: str,
+    seed: int = 0,
+    num_envs: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+) -> Agent:
+    """An agent with the settings that its preset has for this environment.
+
+    Args:
+        preset: A name of `qemrl list`.
+        env: The id of a Gymnasium or of a compiled environment.
+        seed: The seed of all randomness.
+        num_envs: Environments side by side.
+        overrides: Other settings by dotted name, such as {"estimator.order": 2, "replay.n_step": 3}.
+    """
+    config = configure(preset, env, steps=1, seed=seed, num_envs=num_envs)
+    agent = config.agent
+    for name, value in (overrides or {}).items():
+        agent = replace_at(agent, name, value)
+    return Agent(replace(config, agent=agent))
+
+
+def load(path: str | Path, seed: int | None = None) -> Agent:
+    """The agent of a run directory, as its last good checkpoint has it.
+
+    Args:
+        path: What `Agent.save` or `qemrl train` wrote.
+        seed: Which of several seeds; by default the first. Of several seeds, one can predict but not go on learning.
+    """
+    directory = RunDirectory(Path(path))
+    config = read_config(directory.config)
+    seed = config.seed if seed is None else seed
+    if seed not in config.seeds:
+        raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
+    found = checkpoint.load_latest(directory.checkpoints)
+    if found is None:
+        raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")
+    loop = make_loop(config)
+    loop.restore(found.step, found.arrays, found.meta["loop"])
+    agent = Agent(replace(config, seed=seed, num_seeds=1))
+    if config.num_seeds == 1:
+        agent._loop = loop
+    else:
+        agent._params = loop.params(config.seeds.index(seed))
+    return agent

@@ -5,7 +5,6 @@ imported when it runs, so that `qemrl list` answers at once.
 """
 
 import difflib
-import json
 import math
 import os
 import sys
@@ -15,32 +14,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import rich
-from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
-from rich.table import Table
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 import qemrl
+from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
-
-
-class UsageError(Exception):
-    """The user can put it right; the message says how."""
 
 
 def list_known() -> None:
     """Show the presets and the paper's items that this version knows."""
-    presets = _table("Estimator presets", "name", "what it is")
+    presets = table("Estimator presets", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)
     rich.print(presets)
     print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
     from qemrl.paper.catalogue import ITEMS
 
-    items = _table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
+    items = table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
     for item in ITEMS:
         items.add_row(item.name, item.where, item.summary)
     rich.print(items)
@@ -58,24 +50,24 @@ def demo(
         trials: How many sets of random levels the error is averaged over.
         seed: The seed of all randomness.
     """
-    _require(quantiles >= 4, f"--quantiles must be at least 4, the highest order; got {quantiles}")
-    _require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
-    _require(trials >= 1, f"--trials must be at least 1; got {trials}")
-    _require(seed >= 0, f"--seed must not be negative; got {seed}")
-    _require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    require(quantiles >= 4, f"--quantiles must be at least 4, the highest order; got {quantiles}")
+    require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
+    require(trials >= 1, f"--trials must be at least 1; got {trials}")
+    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
     from qemrl import demo as fits
 
-    with _working("fitting four laws"):
+    with working("fitting four laws"):
         results = fits.fit_laws(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the law"
-    table = _table(title, "law", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")
+    shown = table(title, "law", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")
     for result in results:
         for row in result.rows:
             fit = "" if row.r_squared is None else f"{row.r_squared:.3f}"
             errors = (f"{row.error:+.4f}", f"{row.rmse_fixed:.4f}", f"{row.rmse_random:.4f}")
             last = row is result.rows[-1]
-            table.add_row(row.law if row is result.rows[0] else "", row.estimator, fit, *errors, end_section=last)
-    rich.print(table)
+            shown.add_row(row.law if row is result.rows[0] else "", row.estimator, fit, *errors, end_section=last)
+    rich.print(shown)
     print("error here: of the draw in the figure; RMSE: over all draws, with fixed and with random levels")
     for path in fits.write(results, noise, out):
         print(f"wrote {path}")
@@ -88,22 +80,22 @@ def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
         rounds: How many turns each function gets; ratios are medians over the rounds.
         json_file: Write the figures to this file as well.
     """
-    _require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
+    require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
     from qemrl.bench import estimator
 
-    with _working("timing estimators"):
+    with working("timing estimators"):
         report = estimator.run(rounds)
     columns = ("levels", "shape", "timed", "what", ">µs", "peer", ">its µs", ">ratio", ">limit")
-    table = _table("Time per batch, compiled by JAX", *columns)
+    shown = table("Time per batch, compiled by JAX", *columns)
     colours = {True: "[green]", False: "[red]", None: ""}
     for line in report.comparisons:
         limit = "" if line.limit is None else f"{colours[line.holds]}{line.limit:.2f} {'✓' if line.holds else '✗'}"
         times = (f"{line.microseconds:.1f}", line.peer, f"{line.peer_microseconds:.1f}", f"{line.ratio:.3f}")
-        table.add_row(line.levels, str(line.shape), line.timed, line.what, *times, limit)
-    rich.print(table)
+        shown.add_row(line.levels, str(line.shape), line.timed, line.what, *times, limit)
+    rich.print(shown)
     layers = " → ".join(str(width) for width in estimator.NETWORK)
     print(f"network: {layers}, {report.comparisons[-1].shape[0]} inputs at once; {report.machine['device']}")
-    _write_json(report.as_json(), json_file)
+    write_json(report.as_json(), json_file)
 
 
 def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None = None) -> None:
@@ -114,27 +106,20 @@ def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None 
         steps: How many transitions each of them sees, a multiple of 10.
         json_file: Write the figures to this file as well.
     """
-    _require(seeds >= 1, f"--seeds must be at least 1; got {seeds}")
-    _require(steps >= 10 and steps % 10 == 0, f"--steps must be a multiple of 10; got {steps}")
+    require(seeds >= 1, f"--seeds must be at least 1; got {seeds}")
+    require(steps >= 10 and steps % 10 == 0, f"--steps must be a multiple of 10; got {steps}")
     from qemrl.bench import tabular
 
-    with _working("timing tabular learning"):
+    with working("timing tabular learning"):
         report = tabular.run(seeds, steps)
     title = f"FrozenLake 4x4, {tabular.NUM_QUANTILES} quantiles, {seeds} seeds of {steps} steps"
-    table = _table(title, "what", ">steps/s", ">NumPy steps/s", ">ratio", ">limit", ">compiling")
+    shown = table(title, "what", ">steps/s", ">NumPy steps/s", ">ratio", ">limit", ">compiling")
     for line in report.comparisons:
         limit = f"[{'green' if line.holds else 'red'}]{line.target:.0f} {'✓' if line.holds else '✗'}"
         rates = (f"{line.steps_per_second:,.0f}", f"{line.numpy_steps_per_second:,.0f}", f"{line.ratio:.1f}")
-        table.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
-    rich.print(table)
-    _write_json(report.as_json(), json_file)
-
-
-def _write_json(data: dict, path: Path | None) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        print(f"wrote {path}")
+        shown.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
+    rich.print(shown)
+    write_json(report.as_json(), json_file)
 
 
 def reproduce(
@@ -160,8 +145,8 @@ def reproduce(
         near = difflib.get_close_matches(name, [*BY_NAME, "all"], n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else "`qemrl list` shows all"
         raise UsageError(f"there is no item `{name}`; {hint}")
-    _require(seed >= 0, f"--seed must not be negative; got {seed}")
-    _require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
     chosen = ITEMS if name == "all" else (BY_NAME[name],)
     finished: list[str] = []
     try:
@@ -196,12 +181,12 @@ def _run_with_progress(item: Any, scale: Any, seed: int, out: Path) -> None:
 
 def _show_claims(report: Any) -> None:
     colours = {"holds": "green", "fails": "red", "depends": "yellow"}
-    table = _table(f"{report['item']} ({report['scale']}, {report['seconds']} s)", "verdict", "claim", "measured")
+    shown = table(f"{report['item']} ({report['scale']}, {report['seconds']} s)", "verdict", "claim", "measured")
     for claim in report["claims"]:
         measured = Interval(*(claim["measured"][end] for end in Interval._fields))
         verdict = f"[{colours[claim['verdict']]}]{claim['verdict']}"
-        table.add_row(verdict, claim["name"], escape(str(measured)))
-    rich.print(table)
+        shown.add_row(verdict, claim["name"], escape(str(measured)))
+    rich.print(shown)
     for note in report["notes"]:
         print(textwrap.fill(f"Note: {note}", width=100))
 
@@ -258,21 +243,3 @@ def _check_command(arguments: Sequence[str]) -> None:
             hint = f"did you mean `{path} {near[0]}`?" if near else f"try `{path} --help`"
             raise UsageError(f"`{path}` has no command `{word}`; {hint}")
         tree, path = tree[word], f"{path} {word}"
-
-
-def _working(what: str) -> Status:
-    """A sign of life in a terminal, while something runs that takes seconds."""
-    return Console(stderr=True).status(f"{what} …")
-
-
-def _table(title: str, *columns: str) -> Table:
-    """An empty table that fits into 80 characters; a column with `>` before its name is flush right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
-    return table
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UsageError(message)

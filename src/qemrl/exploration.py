@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from qemrl.networks.layers import Key
-from qemrl.types import ReturnDist
+from qemrl.types import Array, ReturnDist
 
 
 class Situation(NamedTuple):

@@ -56,7 +56,7 @@ class Representation(Protocol):
         ...
 
     def loss(
-        self, head: Any, features: Features, actions: Actions, target: ReturnDist, key: Key | None
+        self, head: Any, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The loss of the predictions for `actions` against a fixed target [batch, members, m]."""
         ...
@@ -102,7 +102,7 @@ class Scalar:
         return ReturnDist(head(features, key)[:, None], midpoints(1))
 
     def loss(
-        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key | None
+        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The Huber loss of the TD error."""
         error = jax.lax.stop_gradient(target.values) - taken(head(features, key), actions)[:, None]
@@ -148,7 +148,7 @@ class Categorical:
         return ReturnDist(jnp.broadcast_to(jnp.asarray(self.support), probs.shape), levels, probs)
 
     def loss(
-        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key | None
+        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The cross-entropy against the target's projection onto the atoms."""
         logits = taken(head(features, key), actions)[:, None]
@@ -185,7 +185,7 @@ class FixedQuantiles:
         return ReturnDist(head(features, key)[:, None], midpoints(self.num_quantiles))
 
     def loss(
-        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key | None
+        self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The quantile Huber loss: summed over own levels, averaged over the target's atoms."""
         values = taken(head(features, key), actions)[:, None]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from qemrl.networks.layers import Key
-from qemrl.types import Batch, ReturnDist
+from qemrl.types import Array, Batch, ReturnDist
 
 
 class AgentState(NamedTuple):

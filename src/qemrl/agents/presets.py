@@ -1,8 +1,8 @@
 """Every named algorithm of the DQN family, with the settings of each domain.
 
-A preset is a function from a domain to a configuration. The domains: `atari` has the settings of the paper's table 2 and,
-where the table is silent, of DQN Zoo; `minatar` those of Revisiting Rainbow (Obando-Ceron and Castro, 2021); `classic` is
-everything else.
+A preset is a function from a domain to a configuration. The domains: `atari` has the settings of the paper's table 2
+and, where the table is silent, of DQN Zoo; `minatar` those of Revisiting Rainbow (Obando-Ceron and Castro, 2021);
+`classic` is everything else.
 """
 
 from collections.abc import Callable

@@ -195,7 +195,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         (value, losses), gradient = gradients(state.params, state.frozen, batch, key)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             changes, learning = optimiser.update(gradient, state.learning, state.params)
-        return optax.apply_updates(state.params, changes), learning, Update(value, jnp.sqrt(losses))
+        params = eqx.apply_updates(state.params, changes)
+        return params, learning, Update(value, jnp.sqrt(losses))
 
     def refresh(state: AgentState) -> Network:
         return state.params

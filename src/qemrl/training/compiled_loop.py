@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.algorithm import AgentState, Algorithm, View
 from qemrl.envs.compiled import CompiledEnv, autoreset_step
-from qemrl.networks.layers import Key
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.checkpoint import flatten, unflatten
 from qemrl.training.pace import Pace
@@ -280,7 +279,7 @@ class CompiledLoop:
 
         def play(carry: "Play") -> "Play":
             view = View(carry.observation, self._mask(carry.states), carry.lengths == 0)
-            step_keys = jax.random.split(jax.random.fold_in(play_key, carry.count), episodes + 1)
+            step_keys = jax.random.split(jax.random.fold_in(play_key, carry.steps), episodes + 1)
             action, acting = self.algorithm.act(params, carry.acting, view, step, step_keys[0], True)
             outcome = jax.vmap(self.env.step)(carry.states, action, step_keys[1:])
             live = ~carry.ended
@@ -291,7 +290,7 @@ class CompiledLoop:
                 carry.ended | outcome.terminated | outcome.truncated,
                 carry.returns + jnp.where(live, outcome.reward, 0.0),
                 carry.lengths + live,
-                carry.count + 1,
+                carry.steps + 1,
             )
 
         start = Play(
@@ -323,4 +322,4 @@ class Play(NamedTuple):
     ended: Bool[Array, " episodes"]
     returns: Float[Array, " episodes"]
     lengths: Int[Array, " episodes"]
-    count: Int[Array, ""]
+    steps: Int[Array, ""]

@@ -100,7 +100,8 @@ class HostRun:
                 self.records[index] = loop.advance(until, evaluate, stop)
             if self.records[index] is None:
                 return None
-        records, self.records = self.records, [None] * len(self.loops)
+        records = self.records
+        self.records = [None for _ in self.loops]
         return [record for record in records if record is not None]
 
     def arrays(self) -> dict[str, np.ndarray]:

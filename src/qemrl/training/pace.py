@@ -37,7 +37,8 @@ def make_pace(num_envs: int, update_every: int, target_every: int, learning_star
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     if update_every % num_envs and num_envs % update_every:
         raise ValueError(
-            f"{num_envs} environments do not fit an update every {update_every} steps: let one be a multiple of the other"
+            f"{num_envs} environments do not fit an update every {update_every} steps: "
+            "one must be a multiple of the other"
         )
     if target_every % num_envs:
         raise ValueError(f"target_every must be a multiple of the {num_envs} environments, got {target_every}")

@@ -20,8 +20,12 @@ class Tally(NamedTuple):
     @staticmethod
     def empty() -> "Tally":
         """Nothing counted yet."""
-        kinds = (jnp.int32, jnp.float32, jnp.float32, jnp.int32, jnp.float32)
-        return Tally(*(jnp.zeros((), kind) for kind in kinds), jnp.full((), -1, jnp.int32))
+
+        def zero(kind: Any) -> Array:  # each in memory of its own, so that all can be donated
+            return jnp.zeros((), kind)
+
+        sums = zero(jnp.int32), zero(jnp.float32), zero(jnp.float32), zero(jnp.int32), zero(jnp.float32)
+        return Tally(*sums, bad_step=jnp.full((), -1, jnp.int32))
 
     def learned(self, loss: Float[Array, ""], step: Int[Array, ""]) -> "Tally":
         """With one more update."""

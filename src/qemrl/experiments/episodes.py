@@ -1,0 +1,119 @@
+"""One evaluation episode, step by step, for those who want to look at it: figures and videos."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from qemrl.agents.algorithm import Algorithm, View
+from qemrl.api import Agent
+from qemrl.envs.compiled import CompiledEnv, make_compiled
+from qemrl.envs.host import HostEnvs
+from qemrl.training.loops import evaluation_envs
+
+Frame = UInt8[np.ndarray, "height width 3"]
+
+
+class CannotDrawError(ValueError):
+    """The environment gives no pictures."""
+
+
+class Moment(NamedTuple):
+    """A step of an episode."""
+
+    observation: np.ndarray
+    """What the action was chosen from."""
+
+    q: Float[np.ndarray, " actions"]
+    """The estimates of Q without randomness. Acting may have drawn levels or noise, or explored (ε of evaluation)."""
+
+    action: int
+    reward: float
+    """What the action earned, not clipped."""
+
+    frame: Frame | None
+    """A picture of where the action was chosen; None without `render`."""
+
+
+def play_episode(agent: Agent, seed: int, render: bool) -> Iterator[Moment]:
+    """The steps of one episode with the exploration of evaluation; the same agent and seed give the same episode.
+
+    Args:
+        agent: The agent, which does not learn from it.
+        seed: Of the environment and of what is random in acting.
+        render: Whether moments have a frame.
+
+    Raises:
+        CannotDrawError: At the first step, if there are to be frames and the environment gives none.
+    """
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"the seed of an episode must lie in [0, 2³²), got {seed}")
+    act = jax.jit(_acting(agent.algorithm))
+    if agent.config.is_compiled:
+        yield from _play_compiled(agent, make_compiled(agent.config.env), act, seed, render)
+        return
+    try:
+        envs = evaluation_envs(agent.config, 1, render)
+    except (gymnasium.error.Error, TypeError, ValueError) as error:
+        if not render:
+            raise
+        raise CannotDrawError(f"{agent.config.env} gives no pictures: {error}") from error
+    try:
+        yield from _play_host(agent, envs, act, seed, render)
+    finally:
+        envs.close()
+
+
+def _acting(algorithm: Algorithm) -> Callable[..., tuple[Any, Any, Any]]:
+    def act(params: Any, acting: Any, view: View, step: Any, count: Any, key: Any) -> tuple[Any, Any, Any]:
+        """The action, the acting state and Q."""
+        actions, acting = algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), True)
+        return actions, acting, algorithm.q(params, view.observation)
+
+    return act
+
+
+def _play_compiled(agent: Agent, env: CompiledEnv, act: Callable, seed: int, render: bool) -> Iterator[Moment]:
+    start_key, act_key, env_key = jax.random.split(jax.random.key(seed), 3)
+    step_env, params, acting = jax.jit(env.step), agent.params, agent.algorithm.start(1)
+    state, observation = jax.jit(env.reset)(start_key)
+    count, ended = 0, False
+    while not ended:
+        mask = env.mask(state)
+        view = View(observation[None], None if mask is None else mask[None], np.array([count == 0]))
+        actions, acting, q = act(params, acting, view, np.int32(agent.steps), np.int32(count), act_key)
+        frame = np.asarray(env.draw(state)) if render else None
+        outcome = step_env(state, actions[0], jax.random.fold_in(env_key, count))
+        yield Moment(np.asarray(observation), np.asarray(q)[0], int(actions[0]), float(outcome.reward), frame)
+        state, observation = outcome.state, outcome.observation
+        ended = bool(outcome.terminated | outcome.truncated)
+        count += 1
+
+
+def _play_host(agent: Agent, envs: HostEnvs, act: Callable, seed: int, render: bool) -> Iterator[Moment]:
+    key, params, acting = jax.random.key(seed), agent.params, agent.algorithm.start(1)
+    observation, mask = envs.reset(seed)
+    count, ended = 0, False
+    first = np.ones(1, bool)
+    while not ended:
+        view = View(observation, mask, first)
+        actions, acting, q = act(params, acting, view, np.int32(agent.steps), np.int32(count), key)
+        frame = _picture(envs) if render else None
+        result = envs.step(np.asarray(actions))
+        yield Moment(observation[0].copy(), np.asarray(q)[0], int(actions[0]), float(result.reward[0]), frame)
+        observation, mask, first = result.observation, result.mask, result.restarted
+        ended = bool(result.ended[0])
+        count += 1
+
+
+def _picture(envs: HostEnvs) -> Frame:
+    try:
+        picture = envs.render()
+    except (gymnasium.error.Error, ImportError, NotImplementedError, ValueError) as error:
+        raise CannotDrawError(f"{envs.spec.id} gives no pictures: {error}") from error
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise CannotDrawError(f"{envs.spec.id} gives pictures of shape {picture.shape} and dtype {picture.dtype}")
+    return picture

@@ -7,6 +7,8 @@ agent.save("runs/first")
 agent = qemrl.load("runs/first")
 """
 
+import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +24,9 @@ from qemrl.exploration import allowed
 from qemrl.serialization import replace_at, to_json
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, configure, read_config
-from qemrl.training.loops import Loop, describe_environment, make_loop
+from qemrl.training.loops import Loop, Player, describe_environment, make_loop, read_params
 from qemrl.training.run_directory import RunDirectory
+from qemrl.training.train import NotFiniteError, asked_to_stop, not_finite
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -39,6 +42,15 @@ class Evaluation(NamedTuple):
         return float(self.returns.mean())
 
 
+class _Loaded(NamedTuple):
+    """What was read of a run directory; the rest of it is read when learning goes on."""
+
+    path: Path
+    step: int
+    params: Any
+    one_of_several: bool
+
+
 class Agent:
     """An agent with all that it needs to learn on; `make` and `load` give one."""
 
@@ -49,21 +61,24 @@ class Agent:
         self.spec: EnvSpec = describe_environment(config)
         self.algorithm: Algorithm = make_value_agent(config.agent, self.spec)
         self._loop: Loop | None = None
-        self._params: Any = None
+        self._loaded: _Loaded | None = None
+        self._player = Player(config, self.algorithm)
         self._predict = jax.jit(self._values)
         self._distribution = jax.jit(self.algorithm.distribution)
 
     @property
     def params(self) -> Any:
         """The parameters that act."""
-        if self._params is not None:
-            return self._params
+        if self._loop is None and self._loaded is not None:
+            return self._loaded.params
         return self._started().params(0)
 
     @property
     def steps(self) -> int:
         """How many steps the agent has learned for."""
-        return 0 if self._loop is None else self._loop.step
+        if self._loop is not None:
+            return self._loop.step
+        return 0 if self._loaded is None else self._loaded.step
 
     def learn(self, steps: int, progress: bool = True) -> "Agent":
         """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
@@ -73,12 +88,24 @@ class Agent:
 
         loop = self._started()
         self.config = replace(self.config, steps=self.config.pace.whole(loop.step + steps))
-        with bar(self.config, loop.step, visible=progress) as watcher:
+        with asked_to_stop() as asked, bar(self.config, loop.step, visible=progress) as watcher:
+
+            def stop() -> bool:
+                watcher.at(loop.mean_step)
+                return bool(asked)
+
             while loop.step < self.config.steps:
-                until = self.config.next_record(loop.step)
-                records = loop.advance(until, False, lambda: watcher.at(loop.step) or False)
-                watcher.record(records or [], 0.0)
-        self._params = None
+                before, start = loop.step, time.perf_counter()
+                try:
+                    records = loop.advance(self.config.next_record(before), False, stop)
+                except FloatingPointError as error:
+                    raise NotFiniteError(str(error)) from error
+                if records is None:  # between two iterations: the agent is whole, and can go on
+                    raise KeyboardInterrupt(f"stopped at step {loop.step}")
+                reason = not_finite(records)
+                if reason is not None:
+                    raise NotFiniteError(reason)
+                watcher.record(records, (loop.step - before) / (time.perf_counter() - start))
         return self
 
     def predict(
@@ -123,8 +150,16 @@ class Agent:
 
     def evaluate(self, episodes: int = 20) -> Evaluation:
         """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""
-        returns, lengths = self._started().evaluate(episodes)
-        return Evaluation(returns[0], lengths[0])
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1, got {episodes}")
+        returns, lengths = self._player.play(self.params, self.config.seed, self.steps, episodes)
+        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64))
+
+    def record_video(self, path: str | Path) -> bool:
+        """Whether one evaluation episode was written to a .gif or .mp4 file; if not, a warning says why."""
+        from qemrl.training.video import record_episode
+
+        return record_episode(self._player, self.params, self.config.seed, self.steps, Path(path))
 
     def save(self, path: str | Path) -> Path:
         """The run directory at `path`, with everything that is needed to predict and to go on learning."""
@@ -137,8 +172,18 @@ class Agent:
         return directory.path
 
     def _started(self) -> Loop:
+        """The loop; one that was loaded is read now, with its replay."""
         if self._loop is None:
-            self._loop = make_loop(self.config)
+            loaded = self._loaded
+            if loaded is not None and loaded.one_of_several:
+                raise ValueError(
+                    f"{loaded.path} has several seeds, of which one alone can predict but not go on learning; "
+                    f"all go on together with: qemrl resume {loaded.path} --steps N"
+                )
+            loop = make_loop(self.config)
+            if loaded is not None:
+                _restore(loop, loaded)
+            self._loop = loop
         return self._loop
 
     def _values(self, params: Any, observation: Any) -> Any:
@@ -148,7 +193,8 @@ class Agent:
         given, shape = np.asarray(observation), self.spec.observation_shape
         if given.shape != shape and given.shape[1:] != shape:
             raise ValueError(
-                f"{self.spec.id} has observations of shape {shape}; expected that or (batch, *{shape}), got {given.shape}"
+                f"{self.spec.id} has observations of shape {shape}: expected that, or several of them along a first "
+                f"axis; got shape {given.shape}"
             )
         single = given.shape == shape
         batch = (given[None] if single else given).astype(self.spec.observation_dtype)
@@ -211,14 +257,18 @@ def load(path: str | Path, seed: int | None = None) -> Agent:
     seed = config.seed if seed is None else seed
     if seed not in config.seeds:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
-    found = checkpoint.load_latest(directory.checkpoints)
+    agent = Agent(replace(config, seed=seed, num_seeds=1))
+    found = read_params(config, agent.spec, directory.checkpoints)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")
-    loop = make_loop(config)
-    loop.restore(found.step, found.arrays, found.meta["loop"])
-    agent = Agent(replace(config, seed=seed, num_seeds=1))
-    if config.num_seeds == 1:
-        agent._loop = loop
-    else:
-        agent._params = loop.params(config.seeds.index(seed))
+    params = found.params[config.seeds.index(seed)]
+    agent._loaded = _Loaded(directory.path, found.step, params, config.num_seeds > 1)
     return agent
+
+
+def _restore(loop: Loop, loaded: _Loaded) -> None:
+    found = checkpoint.load_latest(RunDirectory(loaded.path).checkpoints)
+    if found is None or found.step != loaded.step:
+        raise ValueError(f"{loaded.path} has changed since step {loaded.step} was loaded from it; load it again")
+    for loss in loop.restore(found.step, found.arrays, found.meta["loop"]):
+        warnings.warn(loss, stacklevel=3)

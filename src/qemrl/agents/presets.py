@@ -35,7 +35,7 @@ SHARED: dict[Domain, ValueConfig] = {
         network=NetworkConfig(widths=(256, 256)),
         replay=ReplayConfig(capacity=50_000),
         batch_size=64,
-        target_every=400,
+        target_every=100,
         learning_starts=500,
     ),
 }

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 
+from qemrl.envs.bounds import USUAL_BOUNDS
 from qemrl.envs.compiled import CompiledEnv, Outcome, time_limited
 from qemrl.types import EnvSpec
 
@@ -42,7 +43,8 @@ Physical = Float[Array, "4"]
 
 def cartpole() -> CompiledEnv:
     """CartPole-v1: a reward of 1 for each step, the last one included; action 1 pushes to the right, 0 to the left."""
-    spec = EnvSpec("jax/cartpole", (4,), "float32", 2)
+    low, high = USUAL_BOUNDS["jax/cartpole"]
+    spec = EnvSpec("jax/cartpole", (4,), "float32", 2, low=low, high=high)
     return time_limited(CompiledEnv(spec, _reset, _step, _draw), MAX_STEPS)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Float
 
+from qemrl.envs.bounds import USUAL_BOUNDS
 from qemrl.types import EnvSpec
 
 _ACTOR_CRITICS = "sac, td3, dsac, dsac-iqn, tqc, qem-dsac, qem-dsac-iqn"
@@ -27,7 +28,7 @@ def discrete_actions(space: spaces.Space, env_id: str) -> spaces.Discrete:
     if isinstance(space, spaces.Box):
         raise UnsupportedEnvironment(
             f"{env_id} has continuous actions {space}; value agents choose among finitely many. "
-            f"Take one of the actor-critic presets: {_ACTOR_CRITICS}"
+            f"The actor-critic presets ({_ACTOR_CRITICS}) are for continuous ones; this version has none of them yet"
         )
     raise UnsupportedEnvironment(
         f"{env_id} has actions {space}; value agents need gymnasium.spaces.Discrete. "
@@ -47,7 +48,7 @@ def describe(env_id: str, space: spaces.Space, num_actions: int, stacked_frames:
             "Register it with gymnasium.wrappers.FlattenObservation around it"
         )
     dtype = space.dtype.name if space.dtype in (np.dtype(np.uint8), np.dtype(np.bool_)) else "float32"
-    low = high = None
+    low, high = USUAL_BOUNDS.get(env_id, (None, None))
     bounds = np.abs([space.low.astype(float), space.high.astype(float)])
     if len(space.shape) == 1 and (bounds < _UNBOUNDED).all():
         low, high = tuple(map(float, space.low)), tuple(map(float, space.high))

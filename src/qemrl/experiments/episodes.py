@@ -1,6 +1,6 @@
 """One evaluation episode, step by step, for those who want to look at it: figures and videos."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -38,7 +38,7 @@ class Moment(NamedTuple):
     """A picture of where the action was chosen; None without `render`."""
 
 
-def play_episode(agent: Agent, seed: int, render: bool) -> Iterator[Moment]:
+def play_episode(agent: Agent, seed: int, render: bool) -> Generator[Moment, None, None]:
     """The steps of one episode with the exploration of evaluation; the same agent and seed give the same episode.
 
     Args:

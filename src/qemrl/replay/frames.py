@@ -1,7 +1,7 @@
 """Where a host replay keeps observations: side by side, or as single frames of which observations are stacks."""
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 
 from qemrl.types import EnvSpec, Step
 
@@ -49,6 +49,9 @@ class PairStore:
 
     def settle(self) -> None:
         """Nothing: the arrays are all there is to restore."""
+
+    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
+        """Nothing: each row stands for itself."""
 
 
 class FrameStore:
@@ -156,6 +159,10 @@ class FrameStore:
         count, envs = min(rows, self._num_rows), self._num_envs
         frames = min(int(self._heads.max()), self._num_slots)
         return {"frames": frames, "pointers": count, "depths": count, "heads": envs, "starting": envs}
+
+    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
+        """Let the next step of some environments begin an episode."""
+        self._starting |= envs
 
     def settle(self) -> None:
         """Look for the oldest row anew, because other arrays were restored."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, UInt32
 
 from qemrl.replay import sum_tree
 from qemrl.replay.config import ReplayConfig, count_rows
@@ -71,6 +71,13 @@ class HostReplay:
             for row in range(left_from, self._first_row):
                 sum_tree.fill(self._tree, row % self._num_rows * self._num_envs, self._num_envs, np.float32(0))
             sum_tree.fill(self._tree, position * self._num_envs, self._num_envs, self._largest)
+
+    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
+        """End the episodes of some environments with the last step that was stored, as truncated."""
+        if self._rows == 0:
+            return
+        self._truncated[(self._rows - 1) % self._num_rows] |= envs
+        self._observations.cut(envs)
 
     def sample(self, bits: UInt32[np.ndarray, " batch"]) -> tuple[Batch, Int[np.ndarray, " batch"]]:
         """Transitions that `bits` choose, and their flat indices."""

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,8 +88,12 @@ def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mappin
     return path
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
+def load_latest(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> Checkpoint | None:
     """The newest checkpoint whose checksums are right, or None if there is none; damaged ones give a warning.
+
+    Args:
+        folder: Where the checkpoints are.
+        wanted: Which arrays are read and checked, by name; all by default.
 
     Raises:
         CheckpointError: There are some, but none is whole, or one was written by a later version of qemrl.
@@ -97,7 +101,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     reasons = []
     for path in _checkpoints(folder):
         try:
-            return _read(path)
+            return _read(path, wanted)
         except (_DamagedError, OSError) as error:
             reasons.append(f"{path.name}: {error}")
             warnings.warn(f"passing over a damaged checkpoint, {path}: {error}", CheckpointWarning, stacklevel=2)
@@ -340,9 +344,10 @@ def _failure(folder: Path, step: int, needed: int, error: Exception) -> str:
     )
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, wanted: Callable[[str], bool]) -> Checkpoint:
     manifest = _read_manifest(path)
-    arrays = {name: _read_array(path / Path(entry["file"]).name, entry) for name, entry in manifest["arrays"].items()}
+    entries = {name: entry for name, entry in manifest["arrays"].items() if wanted(name)}
+    arrays = {name: _read_array(path / Path(entry["file"]).name, entry) for name, entry in entries.items()}
     return Checkpoint(manifest["step"], arrays, manifest["meta"], path)
 
 

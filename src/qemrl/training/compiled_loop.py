@@ -18,6 +18,7 @@ from qemrl.envs.compiled import CompiledEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.checkpoint import flatten, unflatten
 from qemrl.training.pace import Pace
+from qemrl.training.play import play_compiled
 from qemrl.training.randomness import Keys
 from qemrl.training.tally import Tally
 from qemrl.types import Step
@@ -81,7 +82,9 @@ class CompiledLoop:
 
     def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, "seeds episodes"], Int[np.ndarray, "seeds episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters."""
-        play = jax.jit(jax.vmap(partial(self._evaluate, episodes=episodes), in_axes=(0, 0, None)))
+        play = jax.jit(
+            jax.vmap(partial(play_compiled, self.algorithm, self.env, episodes=episodes), in_axes=(0, 0, None))
+        )
         returns, lengths = play(self.keys, self.state.agent.params, jnp.int32(self.step))
         return np.asarray(returns), np.asarray(lengths)
 
@@ -177,7 +180,9 @@ class CompiledLoop:
         params = state.agent.params
         observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
         numbers = jax.vmap(self.algorithm.inspect)(params, observation)
-        play = jax.vmap(partial(self._evaluate, episodes=self.evaluation_episodes), in_axes=(0, 0, None))
+        play = jax.vmap(
+            partial(play_compiled, self.algorithm, self.env, episodes=self.evaluation_episodes), in_axes=(0, 0, None)
+        )
         step = counts.vector_steps * self.pace.num_envs
         shape = (len(self.seeds), self.evaluation_episodes)
         played = jax.lax.cond(
@@ -267,59 +272,9 @@ class CompiledLoop:
     def _mask(self, states: Any) -> Bool[Array, "envs actions"] | None:
         return jax.vmap(self.env.mask)(states) if self.env.spec.has_mask else None
 
-    def _evaluate(
-        self, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
-    ) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
-        """Play episodes side by side until the last of them has ended."""
-        start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))
-        states, observation = jax.vmap(self.env.reset)(jax.random.split(start_key, episodes))
-
-        def going_on(carry: "Play") -> Bool[Array, ""]:
-            return ~jnp.all(carry.ended)
-
-        def play(carry: "Play") -> "Play":
-            view = View(carry.observation, self._mask(carry.states), carry.lengths == 0)
-            step_keys = jax.random.split(jax.random.fold_in(play_key, carry.steps), episodes + 1)
-            action, acting = self.algorithm.act(params, carry.acting, view, step, step_keys[0], True)
-            outcome = jax.vmap(self.env.step)(carry.states, action, step_keys[1:])
-            live = ~carry.ended
-            return Play(
-                outcome.state,
-                outcome.observation,
-                acting,
-                carry.ended | outcome.terminated | outcome.truncated,
-                carry.returns + jnp.where(live, outcome.reward, 0.0),
-                carry.lengths + live,
-                carry.steps + 1,
-            )
-
-        start = Play(
-            states,
-            observation,
-            self.algorithm.start(episodes),
-            jnp.zeros(episodes, bool),
-            jnp.zeros(episodes, jnp.float32),
-            jnp.zeros(episodes, jnp.int32),
-            jnp.int32(0),
-        )
-        end = jax.lax.while_loop(going_on, play, start)
-        return end.returns, end.lengths
-
 
 class Counts(NamedTuple):
     """Counters, shared by all seeds."""
 
     vector_steps: Int[Array, ""]
     updates: Int[Array, ""]
-
-
-class Play(NamedTuple):
-    """Evaluation episodes side by side."""
-
-    states: Any
-    observation: Any
-    acting: Any
-    ended: Bool[Array, " episodes"]
-    returns: Float[Array, " episodes"]
-    lengths: Int[Array, " episodes"]
-    steps: Int[Array, ""]

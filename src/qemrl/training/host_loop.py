@@ -4,8 +4,8 @@ The environments step while the device learns: an iteration hands its updates to
 them while the host steps with the parameters from before (see `pace`).
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.algorithm import AgentState, Algorithm, View
-from qemrl.envs.host import HostEnvs
+from qemrl.envs.host import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.checkpoint import flatten, unflatten
 from qemrl.training.pace import Pace
+from qemrl.training.play import make_act, play_hosted
 from qemrl.training.randomness import Keys
 from qemrl.training.tally import Tally
 from qemrl.types import Batch, Step
@@ -58,8 +59,8 @@ class HostLoop:
         self.first = np.ones(pace.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        self._act = jax.jit(partial(self._choose, evaluating=False))
-        self._act_in_evaluation = jax.jit(partial(self._choose, evaluating=True))
+        self._act = make_act(algorithm, evaluating=False)
+        self._act_in_evaluation = make_act(algorithm, evaluating=True)
         # Parameters are not donated: acting goes on with the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
         self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
@@ -117,6 +118,10 @@ class HostLoop:
         self.length_sum = int(running["length_sum"])
         lost = self.envs.restore(parts["envs"])
         self.observation, self.mask = self.envs.observation, self.envs.mask
+        begun = self.envs.state()["episode"] != parts["envs"]["episode"]
+        if begun.any():  # the episodes there were lost: what was stored of them must not run on into the new ones
+            self.replay.cut(begun)
+            self.first[begun], self.returns[begun], self.lengths[begun] = True, 0, 0
         return lost
 
     def _iterate(self) -> None:
@@ -142,6 +147,8 @@ class HostLoop:
             self._step(params)
         if self.prioritized:
             for indices, priorities in surprises:
+                if not np.isfinite(priorities).all():
+                    raise FloatingPointError(f"seed {self.seed}, step {self.step}: the loss is not finite")
                 self.replay.update_priorities(indices, np.asarray(priorities))
 
     def _step(self, params: Any) -> None:
@@ -150,7 +157,8 @@ class HostLoop:
             params, self.acting, view, np.int32(self.step), np.int32(self.vector_steps), self.keys.act
         )
         actions = np.asarray(actions)
-        result = self.envs.step(actions)
+        with self._explained():
+            result = self.envs.step(actions)
         reward = np.clip(result.reward, -1, 1) if self.clip_rewards else result.reward
         step = Step(
             self.observation,
@@ -188,18 +196,6 @@ class HostLoop:
         ]
         return Step(*rows)
 
-    def _choose(
-        self,
-        params: Any,
-        acting: Any,
-        view: View,
-        step: Int[Array, ""],
-        count: Int[Array, ""],
-        key: Array,
-        evaluating: bool,
-    ) -> tuple[Int[Array, " envs"], Any]:
-        return self.algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), evaluating)
-
     def _update(
         self,
         learning: Any,
@@ -234,19 +230,20 @@ class HostLoop:
         """Returns and lengths of evaluation episodes with the present parameters, played side by side."""
         if self._evaluation_envs is None or self._evaluation_envs.num_envs != episodes:
             self._evaluation_envs = self.make_evaluation_envs(episodes)
-        envs, key = self._evaluation_envs, jax.random.fold_in(self.keys.evaluate, self.step)
-        observation, mask = envs.reset(int(jax.random.bits(key, (), "uint32")))
-        acting = self.algorithm.start(episodes)
-        returns, lengths = np.zeros(episodes), np.zeros(episodes, np.int64)
-        going, count = np.ones(episodes, bool), 0
-        while going.any():
-            view = View(observation, mask, lengths == 0)
-            actions, acting = self._act_in_evaluation(
-                self.agent.params, acting, view, np.int32(self.step), np.int32(count), key
+        with self._explained():
+            return play_hosted(
+                self._act_in_evaluation,
+                self.algorithm.start(episodes),
+                self.agent.params,
+                self._evaluation_envs,
+                self.keys,
+                self.step,
             )
-            result = envs.step(np.asarray(actions))
-            returns += np.where(going, result.reward, 0)
-            lengths += going
-            going &= ~result.ended
-            observation, mask, count = result.observation, result.mask, count + 1
-        return returns, lengths
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say at which step an environment gave a number that is not finite."""
+        try:
+            yield
+        except NonFiniteError as error:
+            raise FloatingPointError(f"seed {self.seed}, step {self.step}: {error}") from error

@@ -2,19 +2,27 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from qemrl.agents.algorithm import Algorithm
 from qemrl.agents.value import make_value_agent
 from qemrl.envs.compiled import COMPILED, make_compiled
 from qemrl.envs.host import HostEnvs, make_host_envs
+from qemrl.envs.hosted import hosted_id
 from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
+from qemrl.training import checkpoint
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.memory import require_memory
+from qemrl.training.play import make_act, play_compiled, play_hosted
+from qemrl.training.randomness import Keys
 from qemrl.types import EnvSpec
 
 Record = dict[str, Any]
@@ -52,6 +60,11 @@ class Loop(Protocol):
         """How many steps every seed has done."""
         ...
 
+    @property
+    def mean_step(self) -> float:
+        """How many steps the seeds have done on average."""
+        ...
+
 
 class CompiledRun:
     """The compiled loop as a `Loop`; it stops between records only, which are seconds apart."""
@@ -63,6 +76,11 @@ class CompiledRun:
     @property
     def step(self) -> int:
         """How many steps every seed has done."""
+        return self.loop.step
+
+    @property
+    def mean_step(self) -> float:
+        """The same: all seeds go in step."""
         return self.loop.step
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
@@ -92,6 +110,11 @@ class HostRun:
     def step(self) -> int:
         """How many steps every seed has done."""
         return min(loop.step for loop in self.loops)
+
+    @property
+    def mean_step(self) -> float:
+        """How many steps the seeds have done on average."""
+        return sum(loop.step for loop in self.loops) / len(self.loops)
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
@@ -202,7 +225,74 @@ def _envs(config: RunConfig, count: int) -> HostEnvs:
     return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(COMPILED))
 
 
+class Learned(NamedTuple):
+    """What acts of a checkpoint, without all that only learning needs."""
+
+    step: int
+    params: tuple[Any, ...]
+    """Of each seed."""
+
+
+def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> Learned | None:
+    """The parameters in the last good checkpoint, or None if there is none; nothing else is read."""
+    place = ".agent.params" if config.is_compiled else "learned/[0].params"
+
+    def path_of(name: str) -> str | None:
+        """The path below the parameters; of host loops, each of which has its own, with the number before it."""
+        start, found, path = name.partition(place)
+        return f"{start}{path}" if found else None
+
+    found = checkpoint.load_latest(folder, lambda name: path_of(name) is not None)
+    if found is None:
+        return None
+    algorithm = make_value_agent(config.agent, spec)
+    template = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0))).params
+    arrays = {str(path_of(name)): array for name, array in found.arrays.items()}
+    params = []
+    for index in range(config.num_seeds):
+        start = f"{index}/"
+        mine = (
+            {path: array[index] for path, array in arrays.items()}
+            if config.is_compiled
+            else {path.removeprefix(start): array for path, array in arrays.items() if path.startswith(start)}
+        )
+        params.append(checkpoint.unflatten(template, mine))
+    return Learned(found.step, tuple(params))
+
+
+class Player:
+    """Evaluation episodes of a run's agent, without a loop: there is no replay and nothing is learned."""
+
+    def __init__(self, config: RunConfig, algorithm: Algorithm) -> None:
+        self.config, self.algorithm = config, algorithm
+        self._act = make_act(algorithm, evaluating=True)
+        self._play = jax.jit(self._play_compiled, static_argnames="episodes")
+
+    def play(self, params: Any, seed: int, step: int, episodes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths [episodes]: those that the loop of this seed would play after `step` steps."""
+        keys = Keys.of(seed)
+        if self.config.is_compiled:
+            returns, lengths = self._play(keys, params, jnp.int32(step), episodes=episodes)
+            return np.asarray(returns), np.asarray(lengths)
+        envs = evaluation_envs(self.config, episodes)
+        try:
+            return play_hosted(self._act, self.algorithm.start(episodes), params, envs, keys, step)
+        finally:
+            envs.close()
+
+    def show(
+        self, params: Any, seed: int, step: int, envs: HostEnvs, watch: Callable[[HostEnvs], bool]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return and length of an episode in each of `envs`, before each step of which `watch` is called."""
+        start = self.algorithm.start(envs.num_envs)
+        return play_hosted(self._act, start, params, envs, Keys.of(seed), step, watch)
+
+    def _play_compiled(self, keys: Keys, params: Any, step: Any, episodes: int) -> tuple[Any, Any]:
+        return play_compiled(self.algorithm, make_compiled(self.config.env), keys, params, step, episodes)
+
+
 def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:
-    """Environments to evaluate in: lost lives end nothing there."""
+    """Environments to evaluate in: lost lives end nothing there. Compiled ones are behind Gymnasium's interface."""
     protocol = None if config.protocol is None else config.protocol.for_evaluation()
-    return make_host_envs(config.env, count, protocol, config.asynchronous, render)
+    env = f"qemrl.envs.hosted:{hosted_id(config.env)}" if config.is_compiled else config.env
+    return make_host_envs(env, count, protocol, config.asynchronous, render)

@@ -1,20 +1,24 @@
 """A run from its first step or its last checkpoint to its end, with everything kept in its directory."""
 
 import contextlib
+import json
 import math
+import os
 import signal
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from qemrl.serialization import to_json
 from qemrl.training import checkpoint
-from qemrl.training.config import RunConfig
+from qemrl.training.config import RunConfig, read_config
 from qemrl.training.loops import Loop, Record, make_loop
-from qemrl.training.run_directory import RunDirectory
+from qemrl.training.run_directory import RunDirectory, write_atomic
 
 
 class Watcher(Protocol):
@@ -52,7 +56,7 @@ def train(config: RunConfig, directory: RunDirectory, watcher: Watcher) -> Loop:
         Stopped: SIGINT or SIGTERM came; a checkpoint was written.
         NotFiniteError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are kept.
     """
-    with directory.lock(), _asked_to_stop() as asked:
+    with directory.lock(), asked_to_stop() as asked:
         loop = make_loop(config)
         lost = _restore(loop, directory)
         watcher.begin(config, loop.step, lost)
@@ -63,6 +67,17 @@ def train(config: RunConfig, directory: RunDirectory, watcher: Watcher) -> Loop:
         return loop
 
 
+def extend(directory: RunDirectory, steps: int) -> RunConfig:
+    """The configuration of a run that is to go on to `steps` steps, stored in its folder; it is no longer finished."""
+    config = replace(read_config(directory.config), steps=steps)
+    with directory.lock():
+        # In this order: a run that is not marked as finished and has nothing left to do is merely marked again.
+        (directory.path / "DONE").unlink(missing_ok=True)
+        record = directory.record | {"config": to_json(config)}
+        write_atomic(directory.path / "config.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
+    return config
+
+
 def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Watcher, asked: "list[int]") -> None:
     until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
     last_look = [start]
@@ -71,7 +86,7 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
         now = time.perf_counter()
         if now - last_look[0] > 0.2:
             last_look[0] = now
-            watcher.at(loop.step)
+            watcher.at(loop.mean_step)
         return bool(asked)
 
     try:
@@ -81,10 +96,9 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
     if records is None:
         _save(loop, directory)
         raise Stopped(loop.step, asked[0])
-    for record in records:
-        bad = record.pop("bad_step")
-        if bad >= 0:
-            raise _failed(loop, directory, f"seed {record['seed']} met a number that is not finite at step {bad}")
+    reason = not_finite(records)
+    if reason is not None:
+        raise _failed(loop, directory, reason)
     for record in records:
         directory.append(_with_evaluation(record, directory))
     rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
@@ -92,6 +106,13 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
     watcher.record(records, rate)
     if config.is_saved(until):
         _save(loop, directory)
+
+
+def not_finite(records: list[Record]) -> str | None:
+    """What was not finite, and when, or None; the records then no longer hold the step of it."""
+    bad = {record["seed"]: record.pop("bad_step") for record in records}
+    found = [f"seed {seed} met a number that is not finite at step {step}" for seed, step in bad.items() if step >= 0]
+    return "; ".join(found) or None
 
 
 def _with_evaluation(record: Record, directory: RunDirectory) -> Record:
@@ -112,8 +133,11 @@ def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
     if found is None:
         directory.truncate_metrics(0)
         return []
-    directory.truncate_metrics(found.meta["metrics_bytes"])
-    return loop.restore(found.step, found.arrays, found.meta["loop"])
+    try:
+        directory.truncate_metrics(found.meta["metrics_bytes"])
+        return loop.restore(found.step, found.arrays, found.meta["loop"])
+    except ValueError as error:
+        raise checkpoint.CheckpointError(f"{directory.path} cannot go on from {found.path.name}: {error}") from error
 
 
 def _save(loop: Loop, directory: RunDirectory) -> None:
@@ -137,7 +161,7 @@ def _last_evaluation(directory: RunDirectory) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def asked_to_stop() -> Iterator[list[int]]:
     """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -147,6 +171,8 @@ def _asked_to_stop() -> Iterator[list[int]]:
     def take_note(number: int, frame: types.FrameType | None) -> None:
         if asked and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
+        if number == signal.SIGINT:  # a print may not be interrupted by another one
+            os.write(2, b"\nqemrl: stopping at the next safe point; Ctrl-C again stops at once\n")
         asked.append(number)
 
     before: dict[int, Callable | int | None] = {}

@@ -1,0 +1,328 @@
+"""Return distributions along an episode: what an agent expects of each action, and what the mean and QEM make of it."""
+
+import contextlib
+import csv
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from qemrl import figures
+from qemrl.api import Agent
+from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
+from qemrl.experiments.episodes import CannotDrawError, Frame, Moment, play_episode
+from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles
+
+MOST_CANDIDATES = 64
+"""Of how many steps the observation is kept; an episode of Atari would else fill the memory."""
+
+PALETTE = (*(figures.COLOURS[name] for name in ("blue", "orange", "green", "purple", "sky")), figures.INK)
+"""The colours of actions; if there are more actions, those that are chosen least share the grey."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What the agent expects at one step of an episode, for each action."""
+
+    step: int
+    action: int
+    """The one that was chosen."""
+
+    frame: Frame | None
+    levels: Float[np.ndarray, "*actions n"]
+    values: Float[np.ndarray, "actions n"]
+    probs: Float[np.ndarray, "actions n"] | None
+    """Of each value, where they are not all alike (C51)."""
+
+    q_mean: Float[np.ndarray, " actions"]
+    q_qem: Float[np.ndarray, " actions"] | None
+    """QEM and what follows are for quantiles only."""
+
+    fit: Float[np.ndarray, "actions n"] | None
+    """The quantile function that QEM fitted, at the levels."""
+
+    r_squared: Float[np.ndarray, " actions"] | None
+    crossing_rate: Float[np.ndarray, " actions"] | None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode, with a closer look at some of its steps."""
+
+    title: str
+    kind: str
+    """`quantiles`, `categorical`, or `scalar` (an agent without return distributions)."""
+
+    q: Float[np.ndarray, "steps actions"]
+    """As the agent itself estimates it."""
+
+    actions: Int[np.ndarray, " steps"]
+    rewards: Float[np.ndarray, " steps"]
+    glances: list[Glance]
+    note: str
+    """Why there are no frames; empty if there are."""
+
+
+def watch(agent: Agent, seed: int, glances: int = 5) -> Episode:
+    """One evaluation episode, with so many glances at steps equally far apart, the first and the last included."""
+    if glances < 1:
+        raise ValueError(f"there must be at least one glance, got {glances}")
+    note = ""
+    try:
+        log, candidates = _collect(play_episode(agent, seed, render=True), max(MOST_CANDIDATES, 2 * glances))
+    except CannotDrawError as error:
+        note = str(error)
+        log, candidates = _collect(play_episode(agent, seed, render=False), max(MOST_CANDIDATES, 2 * glances))
+    wanted = np.linspace(0, len(log) - 1, min(glances, len(log)))
+    chosen = sorted({min(candidates, key=lambda step: abs(step - place)) for place in wanted.tolist()})
+    looks = [_glance(agent, step, candidates[step]) for step in chosen]
+    rewards = np.array([reward for _, _, reward in log], np.float64)
+    config = agent.config
+    title = f"{config.preset} on {config.env}, seed {config.seed}: an episode of {len(log)} steps, "
+    return Episode(
+        title + f"return {rewards.sum():g}",
+        kind_of(agent),
+        np.array([q for q, _, _ in log], np.float64),
+        np.array([action for _, action, _ in log]),
+        rewards,
+        looks,
+        note,
+    )
+
+
+def kind_of(agent: Agent) -> str:
+    """What the agent's return distributions are: `quantiles`, `categorical`, or `scalar` for none."""
+    match agent.config.agent.representation:
+        case FixedQuantiles() | ImplicitQuantiles():
+            return "quantiles"
+        case Categorical():
+            return "categorical"
+        case _:
+            return "scalar"
+
+
+def _collect(
+    moments: Generator[Moment, None, None], most: int
+) -> tuple[list[tuple[np.ndarray, int, float]], dict[int, Moment]]:
+    """Q, action and reward of each step, and the moments of at most `most` steps, equally far apart, and the last."""
+    log: list[tuple[np.ndarray, int, float]] = []
+    kept: dict[int, Moment] = {}
+    every, last = 1, None
+    with contextlib.closing(moments) as steps:
+        for step, moment in enumerate(steps):
+            log.append((moment.q, moment.action, moment.reward))
+            if step % every == 0:
+                kept[step] = moment
+            if len(kept) == most:
+                every *= 2
+                kept = {at: other for at, other in kept.items() if at % every == 0}
+            last = moment
+    assert last is not None  # an episode has a step
+    return log, kept | {len(log) - 1: last}
+
+
+def _glance(agent: Agent, step: int, moment: Moment) -> Glance:
+    dist = agent.predict_distribution(moment.observation)
+    values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
+    shared = (step, moment.action, moment.frame, levels, values)
+    if dist.probs is not None:
+        probs = np.asarray(dist.probs, np.float64)
+        probs = probs / probs.sum(-1, keepdims=True)
+        return Glance(*shared, probs, (probs * values).sum(-1), None, None, None, None)
+    mean, count = np.asarray(EmpiricalMean().mean(values, levels)), values.shape[-1]
+    if kind_of(agent) == "scalar" or count < 2:
+        return Glance(*shared, None, mean, None, None, None, None)
+    own = agent.config.agent.estimator
+    qem = own if isinstance(own, QEM) else QEM(order=min(4, count))
+    with np.errstate(divide="ignore", invalid="ignore"):  # all quantiles alike: R² is then undefined
+        share = np.asarray(r_squared(qem, values, levels))
+    crossing = np.asarray(crossing_rate(values, levels))
+    fit, estimate = np.asarray(qem.fit(values, levels)), np.asarray(qem.mean(values, levels))
+    return Glance(*shared, None, mean, estimate, fit, share, crossing)
+
+
+def draw(episode: Episode) -> Figure:
+    """Frames, return distributions below them, then Q of each action and the actions over the episode."""
+    colours = _colours(episode)
+    glances, scalar = episode.glances, episode.kind == "scalar"
+    has_frames = any(glance.frame is not None for glance in glances)
+    heights = {"frame": 0.85 * has_frames, "dist": 0.0 if scalar else 1.7, "q": 1.15, "actions": 0.16}
+    rows = [name for name, height in heights.items() if height]
+    with mpl.rc_context(figures.STYLE):
+        size = (0.8 + 1.95 * max(len(glances), 4), 1.0 + 1.35 * sum(heights.values()))
+        figure = Figure(figsize=size, layout="constrained")
+        grid = figure.add_gridspec(len(rows), len(glances), height_ratios=[heights[name] for name in rows])
+        panels: list[Axes] = []
+        for column, glance in enumerate(glances):
+            if has_frames:
+                _draw_frame(figure.add_subplot(grid[rows.index("frame"), column]), glance, column + 1)
+            if not scalar:
+                panels.append(
+                    figure.add_subplot(grid[rows.index("dist"), column], sharey=panels[0] if panels else None)
+                )
+                _draw_distribution(panels[-1], glance, colours, column)
+                panels[-1].set_title(_panel_title(glance, column + 1, has_frames), fontsize=7.5)
+        below = figure.add_subplot(grid[rows.index("q"), :])
+        _draw_q(below, episode, colours)
+        _draw_actions(figure.add_subplot(grid[rows.index("actions"), :], sharex=below), episode, colours)
+        figure.legend(handles=_handles(episode, colours), loc="outside lower center", ncols=8, fontsize=7)
+        figure.suptitle(episode.title, fontsize=9, color=figures.INK)
+    return figure
+
+
+def _colours(episode: Episode) -> dict[int, str]:
+    """The colour of each action; where there are too many, those chosen least are grey."""
+    actions = range(episode.q.shape[1])
+    often = Counter(episode.actions.tolist())
+    ranked = sorted(actions, key=lambda action: (-often[action], action))[: len(PALETTE)]
+    coloured = dict(zip(sorted(ranked), PALETTE, strict=False))
+    return {action: coloured.get(action, figures.MUTED) for action in actions}
+
+
+def _draw_frame(axis: Axes, glance: Glance, number: int) -> None:
+    if glance.frame is not None:
+        axis.imshow(glance.frame, interpolation="nearest")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_title(f"{number}: step {glance.step}", fontsize=8)
+
+
+def _panel_title(glance: Glance, number: int, has_frames: bool) -> str:
+    action, place = glance.action, "" if has_frames else f"{number}: step {glance.step}, "
+    if glance.q_qem is None or glance.r_squared is None or glance.crossing_rate is None:
+        return f"{place}action {action}: Q {_figure(glance.q_mean[action])}"
+    return (
+        f"{place}action {action}: Q {_figure(glance.q_mean[action])} mean, {_figure(glance.q_qem[action])} QEM\n"
+        f"R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}"
+    )
+
+
+def _figure(value: float) -> str:
+    """A number with three decimals, fewer where it is large."""
+    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
+
+
+def _draw_distribution(axis: Axes, glance: Glance, colours: dict[int, str], column: int) -> None:
+    # The chosen action comes last, and so on top.
+    order = sorted(colours, key=lambda action: (action == glance.action, colours[action] != figures.MUTED))
+    for action in order:
+        width = 1.8 if action == glance.action else 0.9
+        if glance.probs is not None:
+            axis.step(glance.values[action], glance.probs[action], where="mid", color=colours[action], lw=width)
+            axis.axvline(glance.q_mean[action], color=colours[action], lw=width / 2, ls=(0, (2, 2)))
+            continue
+        axis.plot(glance.levels, glance.values[action], ".", color=colours[action], ms=2.6, alpha=0.55, mew=0)
+        if glance.fit is not None:
+            axis.plot(glance.levels, glance.fit[action], color=colours[action], lw=width)
+        axis.plot(1.05, glance.q_mean[action], "o", color=colours[action], mfc="white", ms=4, mew=0.9, clip_on=False)
+        if glance.q_qem is not None:
+            axis.plot(1.13, glance.q_qem[action], "D", color=colours[action], ms=3.4, clip_on=False)
+    if glance.probs is not None:
+        _limit_to_mass(axis, glance)
+        axis.set_xlabel("return")
+        axis.set_ylabel("probability" if column == 0 else "")
+    else:
+        axis.set_xlim(0, 1.17)
+        axis.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axis.set_xlabel("level τ")
+        axis.set_ylabel("return" if column == 0 else "")
+        axis.grid(axis="y", lw=0.3, color=figures.MUTED, alpha=0.4)
+    axis.tick_params(labelleft=column == 0)
+
+
+def _limit_to_mass(axis: Axes, glance: Glance) -> None:
+    """Leave out atoms at both ends that have next to no probability."""
+    assert glance.probs is not None
+    atoms = glance.values[0]
+    held = np.flatnonzero(glance.probs.max(0) > 0.002)
+    margin = 2 * (atoms[1] - atoms[0])
+    axis.set_xlim(atoms[held[0]] - margin, atoms[held[-1]] + margin)
+
+
+def _draw_q(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
+    steps = np.arange(len(episode.q))
+    for action in sorted(colours, key=lambda action: colours[action] != figures.MUTED):
+        marker = "o" if len(steps) == 1 else None
+        axis.plot(steps, episode.q[:, action], color=colours[action], lw=0.9, marker=marker, ms=3)
+    for number, glance in enumerate(episode.glances, 1):
+        axis.axvline(glance.step, color=figures.MUTED, lw=0.7, ls=(0, (3, 3)), zorder=0)
+        near_left = glance.step < 0.5 * len(steps)
+        offset = (2, -1) if near_left else (-2, -1)
+        axis.annotate(
+            str(number),
+            (glance.step, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=offset,
+            textcoords="offset points",
+            ha="left" if near_left else "right",
+            va="top",
+            fontsize=7,
+            color=figures.INK,
+        )
+    axis.set_ylabel("Q")
+    axis.set_xlim(-0.5, len(steps) - 0.5)
+    axis.tick_params(labelbottom=False)
+
+
+def _draw_actions(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
+    """The chosen action of each step, as a ribbon."""
+    ribbon = np.array([to_rgb(colours[action]) for action in episode.actions.tolist()])[None]
+    length = len(episode.actions)
+    axis.imshow(ribbon, aspect="auto", extent=(-0.5, length - 0.5, 0, 1), interpolation="nearest")
+    axis.set_yticks([])
+    axis.set_ylabel("chosen", rotation=0, ha="right", va="center", fontsize=7)
+    axis.set_xlabel("step of the episode")
+
+
+def _handles(episode: Episode, colours: dict[int, str]) -> list[Line2D]:
+    named = [action for action, colour in colours.items() if colour != figures.MUTED]
+    handles = [Line2D([], [], color=colours[action], lw=2, label=f"action {action}") for action in named]
+    if len(named) < len(colours):
+        handles.append(Line2D([], [], color=figures.MUTED, lw=2, label="other actions"))
+    if episode.kind == "quantiles":
+        handles.append(Line2D([], [], marker=".", label="quantiles (line: QEM fit)", color=figures.INK, ls=""))
+        handles.append(Line2D([], [], marker="o", mfc="white", ms=4, label="Q by the mean", color=figures.INK, ls=""))
+        handles.append(Line2D([], [], marker="D", ms=3.4, label="Q by QEM", color=figures.INK, ls=""))
+    if episode.kind == "categorical":
+        handles.append(Line2D([], [], color=figures.INK, lw=0.9, ls=(0, (2, 2)), label="Q"))
+    return handles
+
+
+def write(episode: Episode, folder: Path) -> list[Path]:
+    """Save the figure, the steps (data.csv) and the distributions (distributions.csv); the paths are returned."""
+    paths = figures.save(draw(episode), folder, "figure")
+    steps = folder / "data.csv"
+    columns = [f"q_{action}" for action in range(episode.q.shape[1])]
+    rows = zip(episode.actions.tolist(), episode.rewards.tolist(), episode.q.tolist(), strict=True)
+    _write_csv(steps, ["step", "action", "reward", *columns], [[at, a, r, *q] for at, (a, r, q) in enumerate(rows)])
+    if episode.kind == "scalar":
+        return [*paths, steps]
+    table = folder / "distributions.csv"
+    header = ["step", "chosen", "action", "level", "value", "prob", "qem_fit"]
+    _write_csv(table, header, [row for glance in episode.glances for row in _long(glance)])
+    return [*paths, steps, table]
+
+
+def _long(glance: Glance) -> Iterator[list]:
+    count = glance.values.shape[-1]
+    levels = np.broadcast_to(glance.levels, glance.values.shape)
+    probs = np.full(glance.values.shape, 1 / count) if glance.probs is None else glance.probs
+    for action, index in np.ndindex(glance.values.shape):
+        fit = "" if glance.fit is None else float(glance.fit[action, index])
+        numbers = [float(array[action, index]) for array in (levels, glance.values, probs)]
+        yield [glance.step, glance.action, action, *numbers, fit]
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

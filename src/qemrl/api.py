@@ -143,10 +143,12 @@ class Agent:
         """The return distribution of each action: values [*batch, actions, n] with their levels and probabilities."""
         batch, single = self._batch(observation)
         dist = self._distribution(self.params, batch)
-        values, levels, probs = (None if array is None else np.asarray(array) for array in dist)
+        values, levels = np.asarray(dist.values), np.asarray(dist.levels)
+        probs = None if dist.probs is None else np.asarray(dist.probs)
         # Members of an ensemble are pooled, each value with its share of the probability.
-        parts = [_pooled(array, values.shape) for array in (values, levels, probs)]
-        return ReturnDist(*(array[0] if single and array is not None and array.ndim > 1 else array for array in parts))
+        pooled = (_pooled(array, values.shape) for array in (values, levels, probs))
+        parts = (array[0] if single and array is not None and array.ndim > 1 else array for array in pooled)
+        return ReturnDist(*parts)
 
     def evaluate(self, episodes: int = 20) -> Evaluation:
         """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""

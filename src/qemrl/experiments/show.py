@@ -160,16 +160,13 @@ def draw(episode: Episode) -> Figure:
         size = (0.8 + 1.95 * max(len(glances), 4), 1.0 + 1.35 * sum(heights.values()))
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.add_gridspec(len(rows), len(glances), height_ratios=[heights[name] for name in rows])
-        panels: list[Axes] = []
         for column, glance in enumerate(glances):
             if has_frames:
                 _draw_frame(figure.add_subplot(grid[rows.index("frame"), column]), glance, column + 1)
             if not scalar:
-                panels.append(
-                    figure.add_subplot(grid[rows.index("dist"), column], sharey=panels[0] if panels else None)
-                )
-                _draw_distribution(panels[-1], glance, colours, column)
-                panels[-1].set_title(_panel_title(glance, column + 1, has_frames), fontsize=7.5)
+                panel = figure.add_subplot(grid[rows.index("dist"), column])
+                _draw_distribution(panel, glance, colours, column)
+                panel.set_title(_panel_title(glance, column + 1, has_frames), fontsize=7.5)
         below = figure.add_subplot(grid[rows.index("q"), :])
         _draw_q(below, episode, colours)
         _draw_actions(figure.add_subplot(grid[rows.index("actions"), :], sharex=below), episode, colours)
@@ -192,6 +189,7 @@ def _draw_frame(axis: Axes, glance: Glance, number: int) -> None:
         axis.imshow(glance.frame, interpolation="nearest")
     axis.set_xticks([])
     axis.set_yticks([])
+    axis.spines[["top", "right"]].set_visible(True)
     axis.set_title(f"{number}: step {glance.step}", fontsize=8)
 
 
@@ -214,12 +212,12 @@ def _draw_distribution(axis: Axes, glance: Glance, colours: dict[int, str], colu
     # The chosen action comes last, and so on top.
     order = sorted(colours, key=lambda action: (action == glance.action, colours[action] != figures.MUTED))
     for action in order:
-        width = 1.8 if action == glance.action else 0.9
+        width = 1.4 if action == glance.action else 0.7
         if glance.probs is not None:
             axis.step(glance.values[action], glance.probs[action], where="mid", color=colours[action], lw=width)
             axis.axvline(glance.q_mean[action], color=colours[action], lw=width / 2, ls=(0, (2, 2)))
             continue
-        axis.plot(glance.levels, glance.values[action], ".", color=colours[action], ms=2.6, alpha=0.55, mew=0)
+        axis.plot(glance.levels, glance.values[action], ".", color=colours[action], ms=4.5, alpha=0.5, mew=0)
         if glance.fit is not None:
             axis.plot(glance.levels, glance.fit[action], color=colours[action], lw=width)
         axis.plot(1.05, glance.q_mean[action], "o", color=colours[action], mfc="white", ms=4, mew=0.9, clip_on=False)
@@ -235,7 +233,6 @@ def _draw_distribution(axis: Axes, glance: Glance, colours: dict[int, str], colu
         axis.set_xlabel("level τ")
         axis.set_ylabel("return" if column == 0 else "")
         axis.grid(axis="y", lw=0.3, color=figures.MUTED, alpha=0.4)
-    axis.tick_params(labelleft=column == 0)
 
 
 def _limit_to_mass(axis: Axes, glance: Glance) -> None:
@@ -254,19 +251,8 @@ def _draw_q(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
         axis.plot(steps, episode.q[:, action], color=colours[action], lw=0.9, marker=marker, ms=3)
     for number, glance in enumerate(episode.glances, 1):
         axis.axvline(glance.step, color=figures.MUTED, lw=0.7, ls=(0, (3, 3)), zorder=0)
-        near_left = glance.step < 0.5 * len(steps)
-        offset = (2, -1) if near_left else (-2, -1)
-        axis.annotate(
-            str(number),
-            (glance.step, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=offset,
-            textcoords="offset points",
-            ha="left" if near_left else "right",
-            va="top",
-            fontsize=7,
-            color=figures.INK,
-        )
+        above = axis.get_xaxis_transform()
+        axis.text(glance.step, 1.02, str(number), transform=above, ha="center", fontsize=7, color=figures.INK)
     axis.set_ylabel("Q")
     axis.set_xlim(-0.5, len(steps) - 0.5)
     axis.tick_params(labelbottom=False)

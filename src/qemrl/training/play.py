@@ -73,7 +73,7 @@ class Play(NamedTuple):
     ended: Bool[Array, " episodes"]
     returns: Float[Array, " episodes"]
     lengths: Int[Array, " episodes"]
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
 
 
 def play_compiled(
@@ -89,7 +89,7 @@ def play_compiled(
     def play(carry: Play) -> Play:
         mask = jax.vmap(env.mask)(carry.states) if env.spec.has_mask else None
         view = View(carry.observation, mask, carry.lengths == 0)
-        step_keys = jax.random.split(jax.random.fold_in(play_key, carry.count), episodes + 1)
+        step_keys = jax.random.split(jax.random.fold_in(play_key, carry.steps), episodes + 1)
         action, acting = algorithm.act(params, carry.acting, view, step, step_keys[0], True)
         outcome = jax.vmap(env.step)(carry.states, action, step_keys[1:])
         live = ~carry.ended
@@ -100,7 +100,7 @@ def play_compiled(
             carry.ended | outcome.terminated | outcome.truncated,
             carry.returns + jnp.where(live, outcome.reward, 0.0),
             carry.lengths + live,
-            carry.count + 1,
+            carry.steps + 1,
         )
 
     start = Play(

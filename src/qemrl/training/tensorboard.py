@@ -1,0 +1,105 @@
+"""The records of a run for TensorBoard: event files that are written anew from metrics.jsonl whenever a run goes on."""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qemrl.training.config import RunConfig
+from qemrl.training.loops import Record
+from qemrl.training.run_directory import RunDirectory
+
+FOLDER = "tensorboard"
+
+
+def require_tensorboard() -> None:
+    """Raise unless the package is installed.
+
+    Raises:
+        ValueError: It is not; the message says how to install it.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs a package that is not installed; run: pip install 'qemrl[tensorboard]'")
+
+
+@contextlib.contextmanager
+def board(directory: RunDirectory) -> Iterator["Board"]:
+    """A watcher that writes what it is told into the run's folder `tensorboard`, a folder for each seed."""
+    require_tensorboard()
+    it = Board(directory)
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+class Board:
+    """A watcher that writes event files."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self._writers: dict[int, Any] = {}
+
+    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
+        """Write what metrics.jsonl holds, in place of whatever was there: steps that were undone must not stay."""
+        del step, lost
+        folder = self.directory.path / FOLDER
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        self._writers = {seed: _writer(folder / f"seed_{seed}") for seed in config.seeds}
+        rates = _rates(self.directory.path / "timing.jsonl")
+        for record in self.directory.read_metrics():
+            self._write(record, rates.get(record["step"]))
+        self._flush()
+
+    def at(self, step: float) -> None:
+        """Nothing: only records are written."""
+
+    def record(self, records: list[Record], steps_per_second: float) -> None:
+        """Write the records, and bring them to the disk."""
+        for record in records:
+            self._write(record, steps_per_second)
+        self._flush()
+
+    def close(self) -> None:
+        """Close all files."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _write(self, record: Record, rate: float | None) -> None:
+        # modules that are generated: their classes are not in their source
+        messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        numbers = {tag: value for tag, value in record.items() if "/" in tag and isinstance(value, int | float)}
+        if rate is not None:
+            numbers["time/fps"] = rate
+        values = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
+        event = messages.Event(step=record["step"], wall_time=time.time(), summary=summaries.Summary(value=values))
+        self._writers[record["seed"]].add_event(event)
+
+    def _flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+
+def _writer(folder: Path) -> Any:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    return EventFileWriter(str(folder))
+
+
+def _rates(path: Path) -> dict[int, float]:
+    """Steps per second at each record; of a record that was written twice, the last."""
+    if not path.exists():
+        return {}
+    rates = {}
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        record = json.loads(line)
+        rates[record["step"]] = record["time/fps"]
+    return rates

@@ -1,0 +1,252 @@
+"""What every preset must do: a list of defects that were found in other implementations."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from qemrl.agents.algorithm import AgentState
+from qemrl.agents.presets import PRESETS
+from qemrl.agents.value import AdamConfig, make_value_agent
+from qemrl.replay import HostReplay, ReplayConfig
+from qemrl.types import Step
+
+GOLDEN = Path(__file__).parent / "golden.json"
+"""Losses of each preset. To write them anew after a change that is meant to change them: delete the file, run
+`pytest tests/contract/test_presets.py -n0 -k golden`, which fails once and writes it, and look at the difference."""
+
+
+def stream(spec, count: int, num_envs: int = 2):
+    """Steps whose episodes end by chance, one time in two by truncation."""
+    generator = np.random.default_rng(5)
+    now = generator.uniform(-1, 1, (num_envs, *spec.observation_shape)).astype(np.float32)
+    for _ in range(count):
+        then = generator.uniform(-1, 1, now.shape).astype(np.float32)
+        ends, truncates = generator.random((2, num_envs)) < [[0.2], [0.5]]
+        mask = np.ones((num_envs, spec.num_actions), bool)
+        mask[:, 1] = generator.random(num_envs) < 0.7
+        yield Step(
+            now,
+            generator.integers(0, spec.num_actions, num_envs).astype(np.int32),
+            generator.normal(1, 1, num_envs).astype(np.float32),
+            ends & ~truncates,
+            ends & truncates,
+            then,
+            mask,
+        )
+        now = np.where(ends[:, None], generator.uniform(-1, 1, now.shape).astype(np.float32), then)
+
+
+def filled(system, config: ReplayConfig, count: int = 40) -> HostReplay:
+    spec = system.host.envs.spec
+    replay = HostReplay(spec, 2, config, 0.8)
+    for step in stream(spec, count):
+        replay.add(step)
+    return replay
+
+
+def bits(system, number: int) -> np.ndarray:
+    return np.asarray(system.host.keys.bits(jnp.int32(number), 32))
+
+
+def mid_state(system) -> AgentState:
+    """The host loop's agent after some learning."""
+    system.host.restore(system.host_states[600])
+    return system.host.agent
+
+
+def same(one, other) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_the_target_network_is_read_where_a_transition_goes_on(system):
+    state = mid_state(system)
+    batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
+    others = state._replace(frozen=jax.tree.map(lambda leaf: leaf + jnp.float32(0.3), state.frozen))
+    *_, loss, surprises = system.learn(state, batch)
+    *_, other_loss, other_surprises = system.learn(others, batch)
+    goes_on = batch.discount > 0
+    assert 0 < goes_on.sum() < 32
+    assert loss != other_loss
+    assert (surprises[goes_on] != other_surprises[goes_on]).all()
+    np.testing.assert_array_equal(surprises[~goes_on], other_surprises[~goes_on])
+
+
+def test_a_refresh_gives_the_parameters(system):
+    state = mid_state(system)
+    assert not same(state.params, state.frozen)
+    assert same(system.host.algorithm.refresh(state), state.params)
+
+
+def test_the_host_loop_refreshes_when_it_is_due_and_only_then(system):
+    """At step 600 there were 125 updates; number 130, the next multiple of ten, comes with step 620."""
+    host = system.host
+    host.restore(system.host_states[600])
+    before = host.agent.frozen
+    for step in range(600, 664, 4):
+        params = host.agent.params
+        host._iterate()
+        if step in (620, 660):
+            assert same(host.agent.frozen, params)
+            assert not same(host.agent.frozen, before)
+            before = host.agent.frozen
+        else:
+            assert same(host.agent.frozen, before)
+
+
+def test_the_compiled_loop_refreshes_when_it_is_due_and_only_then(system):
+    """At step 400 there were 75 updates; number 80 comes with step 420."""
+    loop = system.compiled
+    loop.restore(400, system.compiled_states[400])
+    frozen = {}
+    params = {}
+    for step in (420, 424, 460, 464):
+        loop.advance(step, False)
+        frozen[step], params[step] = jax.device_get((loop.state.agent.frozen, loop.state.agent.params))
+    assert same(frozen[424], params[420])
+    assert same(frozen[460], params[420])
+    assert same(frozen[464], params[460])
+    assert not same(frozen[420], params[420])
+
+
+def test_importance_weights_reach_the_gradient(system):
+    """A transition of weight zero teaches nothing, whatever its reward; with weight one it does."""
+    state = mid_state(system)
+    batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 1))
+    batch = batch._replace(observation=batch.observation + np.arange(32, dtype=np.float32)[:, None] / 100)
+    reward = batch.reward.copy()
+    reward[3] += 2
+    weight = batch.weight.copy()
+    weight[3] = 0
+    without = system.learn(state, batch._replace(weight=weight))
+    without_again = system.learn(state, batch._replace(weight=weight, reward=reward))
+    assert same(without[0], without_again[0])
+    assert without[2] == without_again[2]
+    assert not same(system.learn(state, batch)[0], system.learn(state, batch._replace(reward=reward))[0])
+    halved = system.learn(state, batch._replace(weight=0.5 * batch.weight))
+    assert halved[2] == pytest.approx(0.5 * system.learn(state, batch)[2], rel=1e-5)
+    assert not same(halved[0], system.learn(state, batch)[0])
+
+
+def test_one_seed_repeats_bit_for_bit_and_two_differ(system):
+    """The compiled loop ran the seeds 3, 4 and 3 side by side."""
+    for step, state in system.compiled_states.items():
+        for name, array in state.items():
+            np.testing.assert_array_equal(array[0], array[2], err_msg=f"{name} at {step}")
+    params = jax.tree.leaves(system.compiled.state.agent.params)
+    assert all(not np.array_equal(leaf[0], leaf[1]) for leaf in params)
+
+
+def test_nothing_is_compiled_again_after_the_first_update(system):
+    """Chunks of three lengths, with and without evaluation, are one program; so are all updates of the host loop."""
+    assert system.compiled_programs == 1
+    assert system.host_programs == (1, 1)
+
+
+def test_the_compiled_loop_goes_on_from_a_checkpoint_bit_for_bit(system):
+    loop = system.compiled
+    loop.restore(400, system.compiled_states[400])
+    loop.advance(800, False)
+    require_same_arrays(loop.arrays(), system.compiled_states[800])
+
+
+def test_the_length_of_chunks_does_not_matter(system):
+    loop = system.compiled
+    loop.restore(0, system.compiled_states[0])
+    loop.advance(800, False)
+    require_same_arrays(loop.arrays(), system.compiled_states[800])
+
+
+def test_the_host_loop_goes_on_from_a_checkpoint_bit_for_bit(system):
+    host = system.host
+    assert host.restore(system.host_states[400]) == []
+    host.advance(600, False, lambda: False)
+    require_same_arrays(host.arrays(), system.host_states[600])
+
+
+def require_same_arrays(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def few_updates(system, config: ReplayConfig):
+    """Parameters and losses after five updates from a replay of these settings, and all weights."""
+    state, replay = mid_state(system), filled(system, config)
+    losses, weights = [], []
+    for number in range(5):
+        batch, indices = replay.sample(bits(system, number))
+        params, learning, loss, surprises = system.learn(state, batch, number)
+        state = AgentState(params, learning, state.frozen)
+        if config.prioritized:
+            replay.update_priorities(indices, surprises)
+        losses.append(loss)
+        weights.append(batch.weight)
+    assert np.isfinite(losses).all()
+    return state.params, np.array(weights)
+
+
+def test_n_steps_and_priorities_change_what_is_learned(system):
+    plain, weights = few_updates(system, ReplayConfig(100))
+    assert (weights == 1).all()
+    assert not same(plain, few_updates(system, ReplayConfig(100, n_step=3))[0])
+    prioritized, weights = few_updates(system, ReplayConfig(100, prioritized=True))
+    assert weights.min() < 0.9
+    assert weights.max() == 1
+    assert not same(plain, prioritized)
+
+
+def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(system, tiny):
+    """Double, dueling, noisy and a gradient clip: three updates each, in one program."""
+    config, spec = tiny(system.preset), system.host.envs.spec
+    switched = {
+        "plain": config,
+        "double": replace(config, double=True),
+        "dueling": replace(config, network=replace(config.network, dueling=True)),
+        "noisy": replace(config, network=replace(config.network, noisy=True)),
+        "clip": replace(config, optimiser=replace(config.optimiser, max_gradient_norm=1e-3)),
+    }
+    agents = {name: make_value_agent(each, spec) for name, each in switched.items()}
+    batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
+
+    def losses(agent):
+        state = agent.init(jax.random.key(0))._replace(frozen=agent.init(jax.random.key(1)).params)
+
+        def update(state, key):
+            params, learning, update = agent.update(state, batch, key)
+            return AgentState(params, learning, state.frozen), update.loss
+
+        return jax.lax.scan(update, state, jax.random.split(jax.random.key(2), 3))[1]
+
+    batch = jax.tree.map(jnp.asarray, batch)
+    found = jax.device_get(jax.jit(lambda: {name: losses(agent) for name, agent in agents.items()})())
+    for name, each in found.items():
+        assert np.isfinite(each).all(), name
+        assert name == "plain" or abs(each[-1] - found["plain"][-1]) > 1e-6, name
+    assert found["clip"][0] == found["plain"][0]
+    assert config.optimiser == AdamConfig(2e-3, PRESETS[system.preset].configure("classic").optimiser.epsilon)
+
+
+def test_losses_of_a_fixed_stream_are_the_golden_ones(system):
+    spec = system.host.envs.spec
+    system.host.restore(system.host_states[0])
+    state, replay, losses = system.host.agent, HostReplay(spec, 2, ReplayConfig(64, n_step=2), 0.8), []
+    for number, step in enumerate(stream(spec, 200)):
+        replay.add(step)
+        if number and number % 20 == 0:
+            state = state._replace(frozen=state.params)
+        params, learning, loss, _ = system.learn(state, replay.sample(bits(system, number))[0], number)
+        state = AgentState(params, learning, state.frozen)
+        losses.append(loss)
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if system.preset not in golden:
+        golden[system.preset] = [float(f"{loss:.6g}") for loss in losses]
+        lines = ",\n".join(f'"{name}": {json.dumps(values)}' for name, values in golden.items())
+        GOLDEN.write_text(f"{{\n{lines}\n}}\n")
+        pytest.fail(f"there were no golden losses of {system.preset}; they have been written to {GOLDEN}")
+    np.testing.assert_allclose(losses, golden[system.preset], rtol=1e-3)

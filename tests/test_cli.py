@@ -38,11 +38,11 @@ def test_list_shows_every_preset_and_item_and_answers_without_jax():
 
 def test_help_and_version():
     for arguments, expected in {
-        ("--help",): ["list", "demo", "reproduce", "bench"],
+        ("--help",): ["list", "fits", "reproduce", "bench"],
         ("bench", "--help"): ["estimator", "tabular"],
         ("reproduce", "--help"): ["--scale", "--out", "--seed", "--again"],
         ("bench", "tabular", "--help"): ["--seeds", "--steps", "--json-file"],
-        ("demo", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
+        ("fits", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
         ("bench", "estimator", "--help"): ["--rounds", "--json-file"],
         ("--version",): [qemrl.__version__],
     }.items():
@@ -58,12 +58,12 @@ def test_help_and_version():
         (("lst",), "has no command `lst`; did you mean `qemrl list`?"),
         (("bench", "estimatr"), "has no command `estimatr`; did you mean `qemrl bench estimator`?"),
         (("xyzzy",), "has no command `xyzzy`; try `qemrl --help`"),
-        (("demo", "--sed", "3"), "--seed"),
-        (("demo", "--seed", "three"), "--seed"),
-        (("demo", "--seed", "-3"), "--seed"),
-        (("demo", "--quantiles", "3"), "--quantiles must be at least 4, the highest order; got 3"),
-        (("demo", "--noise", "-1.0"), "--noise"),
-        (("demo", "--trials", "0"), "--trials must be at least 1; got 0"),
+        (("fits", "--sed", "3"), "--seed"),
+        (("fits", "--seed", "three"), "--seed"),
+        (("fits", "--seed", "-3"), "--seed"),
+        (("fits", "--quantiles", "3"), "--quantiles must be at least 4, the highest order; got 3"),
+        (("fits", "--noise", "-1.0"), "--noise"),
+        (("fits", "--trials", "0"), "--trials must be at least 1; got 0"),
         (("bench", "estimator", "--rounds", "0"), "--rounds must be at least 1; got 0"),
         (("bench", "tabular", "--steps", "15"), "--steps must be a multiple of 10; got 15"),
         (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
@@ -83,17 +83,17 @@ def test_a_mistake_gets_a_hint_and_exit_code_2(arguments, message, tmp_path):
 
 def test_an_output_folder_that_is_a_file(tmp_path):
     (tmp_path / "taken").write_text("data")
-    result = run("demo", "--out", "taken", "--trials", "10", folder=tmp_path)
+    result = run("fits", "--out", "taken", "--trials", "10", folder=tmp_path)
     assert result.returncode == 2
     assert "taken" in result.stderr
     assert "Traceback" not in result.stderr
     assert (tmp_path / "taken").read_text() == "data"
 
 
-def test_demo_draws_the_same_figure_and_table_from_the_same_seed(tmp_path):
+def test_fits_draws_the_same_figure_and_table_from_the_same_seed(tmp_path):
     for name in ("first", "again", "other"):
         seed = "1" if name == "other" else "0"
-        result = run("demo", "--out", name, "--trials", "200", "--seed", seed, folder=tmp_path)
+        result = run("fits", "--out", name, "--trials", "200", "--seed", seed, folder=tmp_path)
         assert result.returncode == 0, result.stderr
         assert "QEM, order 4" in result.stdout
     for file in ("figure.png", "figure.svg", "data.csv"):
@@ -131,9 +131,9 @@ def test_bench_prints_and_writes_every_ratio(tmp_path):
     assert sum(line["limit"] is not None for line in lines) == 4
 
 
-def test_an_interrupt_ends_the_demo_without_a_traceback(tmp_path):
+def test_an_interrupt_ends_fits_without_a_traceback(tmp_path):
     process = subprocess.Popen(
-        [QEMRL, "demo", "--trials", "1000000"],
+        [QEMRL, "fits", "--trials", "1000000"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,

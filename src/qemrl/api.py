@@ -26,7 +26,7 @@ from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import Loop, Player, describe_environment, make_loop, read_params
 from qemrl.training.run_directory import RunDirectory
-from qemrl.training.train import NotFiniteError, asked_to_stop, not_finite
+from qemrl.training.train import NotFiniteError, asked_to_stop, extend, not_finite
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -131,7 +131,7 @@ class Agent:
             start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
             actions, _ = self.algorithm.act(self.params, start, view, np.int32(self.steps), key, True)
         actions = np.asarray(actions)
-        return actions[0] if single else actions
+        return np.asarray(actions[0]) if single else actions
 
     def q(self, observation: Any) -> Float[np.ndarray, "*batch actions"]:
         """The estimates of Q for each action."""
@@ -164,10 +164,15 @@ class Agent:
         return record_episode(self._player, self.params, self.config.seed, self.steps, Path(path))
 
     def save(self, path: str | Path) -> Path:
-        """The run directory at `path`, with everything that is needed to predict and to go on learning."""
+        """The run directory at `path`, with everything that is needed to predict and to go on learning.
+
+        What this agent was saved as before is replaced; nothing else is.
+        """
         loop = self._started()
         config = replace(self.config, steps=max(loop.step, 1))
-        directory = RunDirectory.create(Path(path), to_json(config), {"saved": True})
+        directory = _saved_before(Path(path), config) or RunDirectory.create(
+            Path(path), to_json(config), {"saved": True}
+        )
         with directory.lock():
             meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
             checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
@@ -222,6 +227,18 @@ def _pooled(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | No
         return array[:, 0]
     full = np.broadcast_to(array, shape).swapaxes(1, 2)
     return full.reshape(*full.shape[:2], -1)
+
+
+def _saved_before(path: Path, config: RunConfig) -> RunDirectory | None:
+    """The folder of an agent that was saved with the same settings, made ready for this number of steps."""
+    if not (path / "config.json").exists():
+        return None
+    directory = RunDirectory(path)
+    there = read_config(directory.config)
+    if not directory.record["extra"].get("saved") or replace(there, steps=config.steps) != config:
+        return None
+    extend(directory, config.steps)
+    return RunDirectory(path)
 
 
 def make(

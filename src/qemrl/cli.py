@@ -19,6 +19,7 @@ from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 import qemrl
+from qemrl.cli_studies import compare, demo, show
 from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
 
@@ -38,8 +39,8 @@ def list_known() -> None:
     rich.print(items)
 
 
-def demo(
-    out: Path = Path("demo"), quantiles: int = 32, noise: float = 0.5, trials: int = 20_000, seed: int = 0
+def fits(
+    out: Path = Path("fits"), quantiles: int = 32, noise: float = 0.5, trials: int = 20_000, seed: int = 0
 ) -> None:
     """Fit four return laws from noisy quantiles: one figure and one table.
 
@@ -55,10 +56,10 @@ def demo(
     require(trials >= 1, f"--trials must be at least 1; got {trials}")
     require(seed >= 0, f"--seed must not be negative; got {seed}")
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
-    from qemrl import demo as fits
+    from qemrl import fits as fitting
 
     with working("fitting four laws"):
-        results = fits.fit_laws(quantiles, noise, trials, seed)
+        results = fitting.fit_laws(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the law"
     shown = table(title, "law", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")
     for result in results:
@@ -69,7 +70,7 @@ def demo(
             shown.add_row(row.law if row is result.rows[0] else "", row.estimator, fit, *errors, end_section=last)
     rich.print(shown)
     print("error here: of the draw in the figure; RMSE: over all draws, with fixed and with random levels")
-    for path in fits.write(results, noise, out):
+    for path in fitting.write(results, noise, out):
         print(f"wrote {path}")
 
 
@@ -195,6 +196,9 @@ Tree = dict[str, Any]
 COMMANDS: Tree = {
     "list": list_known,
     "demo": demo,
+    "compare": compare,
+    "show": show,
+    "fits": fits,
     "reproduce": reproduce,
     "bench": {"estimator": bench_estimator, "tabular": bench_tabular},
 }

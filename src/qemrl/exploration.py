@@ -5,7 +5,7 @@ An exploration is a frozen record with `start`, which gives the state it keeps f
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ class Situation(NamedTuple):
     """How many steps each environment has done."""
 
 
+@runtime_checkable
 class Exploration(Protocol):
     """What the agent asks of an exploration."""
 

@@ -19,7 +19,7 @@ bootstrap heads use the member axis, and the exploration picks one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -44,6 +44,7 @@ Features = Float[Array, "batch features"]
 Actions = Int[Array, " batch"]
 
 
+@runtime_checkable
 class Representation(Protocol):
     """What the agent asks of a representation."""
 

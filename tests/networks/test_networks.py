@@ -37,7 +37,7 @@ def xla_kernel(layer: Convolution, channels: int) -> jax.Array:
 
 @pytest.mark.parametrize(
     ("size", "stride", "padding", "rows", "columns"),
-    [(8, 4, 0, 21, 30), (4, 2, 0, 9, 11), (4, 2, 1, 9, 12), (3, 1, 0, 7, 5), (3, 1, 1, 5, 7), (8, 4, 1, 19, 15)],
+    [(8, 4, 0, 21, 30), (8, 4, 1, 19, 15), (4, 2, 0, 9, 11), (3, 1, 0, 7, 5), (3, 1, 1, 5, 7)],
 )
 def test_a_convolution_and_its_gradient_are_those_of_xla(size, stride, padding, rows, columns):
     channels = 3
@@ -221,14 +221,14 @@ def test_frames_are_read_as_channels_scaled_to_one():
     features = jnp.asarray(images)
     for layer in torso.layers:
         features = jax.nn.relu(layer(features))
-    np.testing.assert_allclose(torso(frames), features.reshape(2, -1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(torso(jnp.asarray(frames)), features.reshape(2, -1), rtol=1e-5, atol=1e-6)
     assert first.linear.weight.shape == (32, 8 * 8 * 2)
     assert num_features(torso, spec) == features[0].size
 
 
 def test_observations_are_brought_to_one_by_their_bounds():
     torso = make_torso("mlp", (), VECTOR, jax.random.key(0))
-    observations = np.array([[-1, 0, 10], [1, 4, 30], [0, 1, 25]], np.float32)
+    observations = jnp.array([[-1, 0, 10], [1, 4, 30], [0, 1, 25]], jnp.float32)
     np.testing.assert_allclose(torso(observations), [[-1, -1, -1], [1, 1, 1], [0, -0.5, 0.5]], atol=1e-6)
     unbounded = make_torso("mlp", (), VECTOR._replace(low=None, high=None), jax.random.key(0))
     np.testing.assert_array_equal(unbounded(observations), observations)
@@ -238,4 +238,4 @@ def test_the_widths_of_the_dense_torso_are_honoured():
     torso = make_torso("mlp", (7, 5), VECTOR, jax.random.key(0))
     assert num_features(torso, VECTOR) == 5
     assert count_parameters(torso) == 4 * 7 + 8 * 5
-    assert np.asarray(torso(np.full((50, 3), 3, np.float32))).min() >= 0
+    assert np.asarray(torso(jnp.full((50, 3), 3, jnp.float32))).min() >= 0

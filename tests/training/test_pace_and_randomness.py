@@ -24,7 +24,7 @@ def test_updates_are_as_many_as_a_run_step_by_step_makes(num_envs, update_every,
     assert pace.steps / pace.updates == update_every  # the pace that was asked for
     assert pace.steps == num_envs * pace.vector_steps
     steps = updates = 0
-    for _ in range(60):  # iterations
+    for _ in range(150):  # iterations
         assert pace.updates_until(steps) == updates
         assert pace.whole(steps) == steps
         if steps >= pace.first_update:

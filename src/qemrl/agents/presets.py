@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from qemrl.agents.names import SUMMARIES
 from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig
 from qemrl.estimators import QEM, TailVariance
 from qemrl.exploration import EpsilonGreedy
@@ -86,11 +87,14 @@ class Preset(NamedTuple):
     summary: str
 
 
-PRESETS: dict[str, Preset] = {
-    "dqn": Preset(dqn, "expected return only"),
-    "c51": Preset(c51, "probabilities of 51 fixed atoms"),
-    "qr-dqn": Preset(qr_dqn, "fixed quantiles, their mean is Q"),
-    "qem-dqn": Preset(qem_dqn, "fixed quantiles, Q by QEM with the paper's V on Atari"),
-    "iqn": Preset(iqn, "quantiles at random levels, their mean is Q"),
-    "iqem-dqn": Preset(iqem_dqn, "quantiles at random levels, Q by QEM"),
+_CONFIGURE: dict[str, Callable[[Domain], ValueConfig]] = {
+    "dqn": dqn,
+    "c51": c51,
+    "qr-dqn": qr_dqn,
+    "qem-dqn": qem_dqn,
+    "iqn": iqn,
+    "iqem-dqn": iqem_dqn,
 }
+
+PRESETS: dict[str, Preset] = {name: Preset(_CONFIGURE[name], summary) for name, summary in SUMMARIES.items()}
+"""Every preset by its name, which is also its word on the command line and its page in the docs."""

@@ -10,7 +10,6 @@ from jaxtyping import Float, UInt8
 
 from qemrl.agents.algorithm import Algorithm, View
 from qemrl.api import Agent
-from qemrl.envs.compiled import CompiledEnv, make_compiled
 from qemrl.envs.host import HostEnvs
 from qemrl.training.loops import evaluation_envs
 
@@ -51,10 +50,6 @@ def play_episode(agent: Agent, seed: int, render: bool) -> Generator[Moment, Non
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"the seed of an episode must lie in [0, 2³²), got {seed}")
-    act = jax.jit(_acting(agent.algorithm))
-    if agent.config.is_compiled:
-        yield from _play_compiled(agent, make_compiled(agent.config.env), act, seed, render)
-        return
     try:
         envs = evaluation_envs(agent.config, 1, render)
     except (gymnasium.error.Error, TypeError, ValueError) as error:
@@ -62,7 +57,7 @@ def play_episode(agent: Agent, seed: int, render: bool) -> Generator[Moment, Non
             raise
         raise CannotDrawError(f"{agent.config.env} gives no pictures: {error}") from error
     try:
-        yield from _play_host(agent, envs, act, seed, render)
+        yield from _play(agent, envs, seed, render)
     finally:
         envs.close()
 
@@ -76,25 +71,9 @@ def _acting(algorithm: Algorithm) -> Callable[..., tuple[Any, Any, Any]]:
     return act
 
 
-def _play_compiled(agent: Agent, env: CompiledEnv, act: Callable, seed: int, render: bool) -> Iterator[Moment]:
-    start_key, act_key, env_key = jax.random.split(jax.random.key(seed), 3)
-    step_env, params, acting = jax.jit(env.step), agent.params, agent.algorithm.start(1)
-    state, observation = jax.jit(env.reset)(start_key)
-    count, ended = 0, False
-    while not ended:
-        mask = env.mask(state)
-        view = View(observation[None], None if mask is None else mask[None], np.array([count == 0]))
-        actions, acting, q = act(params, acting, view, np.int32(agent.steps), np.int32(count), act_key)
-        frame = np.asarray(env.draw(state)) if render else None
-        outcome = step_env(state, actions[0], jax.random.fold_in(env_key, count))
-        yield Moment(np.asarray(observation), np.asarray(q)[0], int(actions[0]), float(outcome.reward), frame)
-        state, observation = outcome.state, outcome.observation
-        ended = bool(outcome.terminated | outcome.truncated)
-        count += 1
-
-
-def _play_host(agent: Agent, envs: HostEnvs, act: Callable, seed: int, render: bool) -> Iterator[Moment]:
-    key, params, acting = jax.random.key(seed), agent.params, agent.algorithm.start(1)
+def _play(agent: Agent, envs: HostEnvs, seed: int, render: bool) -> Iterator[Moment]:
+    act, key = jax.jit(_acting(agent.algorithm)), jax.random.key(seed)
+    params, acting = agent.params, agent.algorithm.start(1)
     observation, mask = envs.reset(seed)
     count, ended = 0, False
     first = np.ones(1, bool)

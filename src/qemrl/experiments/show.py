@@ -194,16 +194,17 @@ def _draw_frame(axis: Axes, glance: Glance, number: int) -> None:
 
 
 def _panel_title(glance: Glance, number: int, has_frames: bool) -> str:
-    action, place = glance.action, "" if has_frames else f"{number}: step {glance.step}, "
+    action = glance.action
+    place = "" if has_frames else f"{number}: step {glance.step}\n"
     if glance.q_qem is None or glance.r_squared is None or glance.crossing_rate is None:
-        return f"{place}action {action}: Q {_figure(glance.q_mean[action])}"
+        return f"{place}action {action}: Q {rounded(glance.q_mean[action])}"
     return (
-        f"{place}action {action}: Q {_figure(glance.q_mean[action])} mean, {_figure(glance.q_qem[action])} QEM\n"
-        f"R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}"
+        f"{place}action {action}, R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}\n"
+        f"Q {rounded(glance.q_mean[action])} by the mean, {rounded(glance.q_qem[action])} by QEM"
     )
 
 
-def _figure(value: float) -> str:
+def rounded(value: float) -> str:
     """A number with three decimals, fewer where it is large."""
     return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
 

@@ -5,7 +5,7 @@ A layer takes the key of the noise that it may add; None means no noise. All wei
 """
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 Key = PRNGKeyArray
 
 
+@runtime_checkable
 class Layer(Protocol):
     """An affine map of the last axis."""
 

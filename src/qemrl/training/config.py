@@ -139,6 +139,12 @@ class _Rhythm:
     checkpoint_every: int
     evaluation_episodes: int
 
+    def fitted(self, iteration: int) -> "_Rhythm":
+        """The same in multiples of an iteration's steps, none of them more often."""
+        log = -(-self.log_every // iteration) * iteration
+        evaluate, save = (every // self.log_every * log for every in (self.evaluate_every, self.checkpoint_every))
+        return _Rhythm(log, evaluate, save, self.evaluation_episodes)
+
 
 _RHYTHMS: dict[Domain, _Rhythm] = {
     "classic": _Rhythm(1_000, 5_000, 10_000, 20),
@@ -154,6 +160,11 @@ def domain_of(env: str) -> Domain:
     return "minatar" if env.startswith("minatar/") else "classic"
 
 
+def default_steps(env: str) -> int:
+    """For how long is enough to learn something there."""
+    return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}[domain_of(env)]
+
+
 def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1, num_envs: int = 1) -> RunConfig:
     """The run of a preset on an environment with the settings of its domain.
 
@@ -165,11 +176,13 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
     domain = domain_of(env)
-    rhythm = _RHYTHMS[domain]
+    agent = PRESETS[preset].configure(domain)
+    pace = make_pace(num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
+    rhythm = _RHYTHMS[domain].fitted(pace.steps)
     return RunConfig(
         preset=preset,
         env=env,
-        agent=PRESETS[preset].configure(domain),
+        agent=agent,
         steps=steps,
         seed=seed,
         num_seeds=num_seeds,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from qemrl.types import EnvSpec
 Record = dict[str, Any]
 
 
+@runtime_checkable
 class Loop(Protocol):
     """What a training needs of a loop, for all seeds of a run."""
 

@@ -6,7 +6,7 @@ So a checkpoint needs no generator's state, and both loops draw the same numbers
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int, Integer, UInt32
 
 from qemrl.networks.layers import Key
 
@@ -33,7 +33,7 @@ class Keys(NamedTuple):
     """Folded with the number of steps."""
 
     @staticmethod
-    def of(seed: Int[Array, ""] | int) -> "Keys":
+    def of(seed: Integer[Array, ""] | int) -> "Keys":
         """The streams of a seed."""
         return Keys(*jax.random.split(jax.random.key(seed), 6))
 

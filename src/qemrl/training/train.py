@@ -8,9 +8,9 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from qemrl.training.loops import Loop, Record, make_loop
 from qemrl.training.run_directory import RunDirectory, write_atomic
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Who is told how a run goes."""
 
@@ -35,6 +36,28 @@ class Watcher(Protocol):
     def record(self, records: list[Record], steps_per_second: float) -> None:
         """Records of all seeds; steps per second are summed over seeds."""
         ...
+
+
+class Watchers:
+    """Several watchers, told one after another."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self.watchers = watchers
+
+    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.begin(config, step, lost)
+
+    def at(self, step: float) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.at(step)
+
+    def record(self, records: list[Record], steps_per_second: float) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.record(records, steps_per_second)
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error

@@ -1,0 +1,323 @@
+"""The commands that train an agent, go on with it, and try it out: train, resume, evaluate."""
+
+import contextlib
+import difflib
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import rich
+import tyro
+from tyro.conf import Positional
+
+import qemrl
+from qemrl.console import UsageError, require, table, write_json
+
+if TYPE_CHECKING:
+    from qemrl.training.config import RunConfig
+    from qemrl.training.run_directory import RunDirectory
+
+USAGE = """usage: qemrl train PRESET --env ID [options]
+
+Train an agent. Every setting is an option; which there are, and their defaults, depends on preset and environment:
+qemrl train PRESET --env ID --help shows them all. The most important ones:
+
+  --env ID           an environment of Gymnasium (CartPole-v1, ALE/Pong-v5, module:Id-v0), or a compiled one
+                     (minatar/breakout, jax/cartpole)
+  --steps N          how many steps each seed learns for
+  --seed S           the first seed
+  --num-seeds K      how many seeds: S, S + 1, …
+  --num-envs E       environments side by side, for each seed
+  --out DIR          the folder of the run; by default runs/PRESET/ENV/seed_S
+  --estimator NAME   how quantiles become Q, a name of `qemrl list`
+  --protocol NAME    how an Atari game is played: paper, release, sb3, dopamine or machado
+  --tensorboard      write event files for TensorBoard, too
+"""
+
+
+def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = ()) -> None:
+    """Train an agent: qemrl train PRESET --env ID --steps N."""
+    from qemrl.agents.presets import PRESETS
+
+    words = list(arguments)
+    asks_help = bool({"-h", "--help"} & set(words))
+    preset = _take_preset(words, list(PRESETS))
+    if preset is None:
+        require(asks_help, f"name a preset first: qemrl train PRESET --env ID; presets: {', '.join(PRESETS)}")
+        print(USAGE)
+        shown = table("Presets", "name", "what it is")
+        for name, known in PRESETS.items():
+            shown.add_row(name, known.summary)
+        rich.print(shown)
+        return
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(PRESETS)}"
+        raise UsageError(f"there is no preset `{preset}`; {hint}")
+    env = _take(words, "--env")
+    require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
+    with _usage():
+        config, parsed = _configure(preset, env, words)
+    _begin(config, parsed.out, parsed.tensorboard)
+
+
+def resume(directory: Positional[Path], steps: int | None = None) -> None:
+    """Go on with a run from its last checkpoint.
+
+    Args:
+        directory: The folder of the run.
+        steps: Go on to this number of steps, further than planned.
+    """
+    from qemrl.training.config import read_config
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.train import extend
+
+    with _usage():
+        run = RunDirectory(directory)
+        config = read_config(run.config)
+        if steps is not None and steps != config.steps and not (run.done and steps < config.steps):
+            require(
+                steps > config.steps,
+                f"--steps goes on further than the {config.steps:,} steps that are planned; got {steps:,}",
+            )
+            config = extend(run, steps)
+            run = RunDirectory(directory)
+    _run(config, run, False)
+
+
+def evaluate(
+    directory: Positional[Path],
+    episodes: int = 20,
+    seed_of_run: int | None = None,
+    video: Path | None = None,
+    json: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Play episodes with the agent of a run's last checkpoint; the run itself is left as it is.
+
+    Args:
+        directory: The folder of the run.
+        episodes: How many, for each seed.
+        seed_of_run: Only this one of the run's seeds.
+        video: Record an episode of the first seed to this file, .mp4 or .gif.
+        json: Print one JSON object and nothing else.
+        out: Write the JSON object to this file as well.
+    """
+    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    from qemrl import api
+    from qemrl.training.config import read_config
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.video import require_suffix
+
+    with _usage():
+        if video is not None:
+            require_suffix(video)
+        config = read_config(RunDirectory(directory).config)
+        chosen = config.seeds if seed_of_run is None else (seed_of_run,)
+        agents = [api.load(directory, seed) for seed in chosen]
+    with _failures():
+        results = [agent.evaluate(episodes) for agent in agents]
+        filmed = video is not None and agents[0].record_video(video)
+    data: dict[str, Any] = {
+        "run": str(directory),
+        "preset": config.preset,
+        "env": config.env,
+        "step": agents[0].steps,
+        "episodes": episodes,
+        "seeds": [
+            {
+                "seed": seed,
+                **_summary(result.returns),
+                "returns": result.returns.tolist(),
+                "lengths": result.lengths.tolist(),
+            }
+            for seed, result in zip(chosen, results, strict=True)
+        ],
+    }
+    if video is not None:
+        data["video"] = str(video) if filmed else None
+    _report(data, json, filmed, video)
+    if out is not None:
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+            write_json(data, out)
+
+
+def _report(data: dict[str, Any], as_json: bool, filmed: bool, video: Path | None) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(data))
+        return
+    title = f"{data['preset']} on {data['env']} after {data['step']:,} steps, {data['episodes']} episodes"
+    shown = table(title, ">seed", ">mean", ">± std", ">min", ">max")
+    for each in data["seeds"]:
+        shown.add_row(str(each["seed"]), *(f"{each[name]:,.2f}" for name in ("mean", "std", "min", "max")))
+    rich.print(shown)
+    if filmed:
+        print(f"wrote {video}")
+
+
+def _summary(returns: Any) -> dict[str, float]:
+    return {name: float(getattr(returns, name)()) for name in ("mean", "std", "min", "max")}
+
+
+def _take_preset(words: list[str], presets: list[str]) -> str | None:
+    """The preset, taken out of the words: the first of them, or one that is called so."""
+    if words and not words[0].startswith("-"):
+        return words.pop(0)
+    found = [word for word in words if word in presets]
+    if found:
+        words.remove(found[0])
+        return found[0]
+    return None
+
+
+def _take(words: list[str], option: str) -> str | None:
+    """The value of an option, taken out of the words; the last one counts."""
+    value = None
+    for index in reversed(range(len(words))):
+        word = words[index]
+        if word == option:
+            require(index + 1 < len(words) and not words[index + 1].startswith("--"), f"{option} needs a value")
+            found = words[index + 1]
+            del words[index : index + 2]
+        elif word.startswith(f"{option}="):
+            found = words.pop(index).partition("=")[2]
+        else:
+            continue
+        value = found if value is None else value
+    return value
+
+
+def _configure(preset: str, env: str | None, words: list[str]) -> "tuple[RunConfig, Any]":
+    """The configuration that the words ask for, and the options that are no settings."""
+    from qemrl.envs.atari import ATARI_PROTOCOLS, protocol_for
+    from qemrl.options import parse
+    from qemrl.training.config import configure, default_steps
+
+    prog = f"qemrl train {preset}" + (f" --env {env}" if env else " --env ID")
+    about = (
+        f"the defaults are those for {env}" if env else "the defaults are those of small tasks; give --env for others"
+    )
+    env = env or "CartPole-v1"
+    estimator, protocol, side_by_side = (
+        _take(words, "--estimator"),
+        _take(words, "--protocol"),
+        _take(words, "--num-envs"),
+    )
+    config = configure(preset, env, default_steps(env), num_envs=_whole("--num-envs", side_by_side))
+    if protocol is not None:
+        require(config.protocol is not None, f"--protocol is for Atari games, and {env} is none")
+        require(protocol in ATARI_PROTOCOLS, f"there is no protocol `{protocol}`: {', '.join(ATARI_PROTOCOLS)}")
+        config = replace(config, protocol=protocol_for(env, protocol))
+    if estimator is not None:
+        near = difflib.get_close_matches(estimator, qemrl.ESTIMATORS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(qemrl.ESTIMATORS)}"
+        require(estimator in qemrl.ESTIMATORS, f"there is no estimator `{estimator}`; {hint}")
+        chosen: Any = qemrl.ESTIMATORS[estimator].estimator
+        config = replace(config, agent=replace(config.agent, estimator=chosen))
+    further = {
+        "out": (_help(Path | None, "The folder of the run; by default runs/PRESET/ENV/seed_S."), None),
+        "tensorboard": (_help(bool, "Write event files for TensorBoard, too."), False),
+    }
+    description = (
+        f"Train {preset}; {about}. Besides: --estimator NAME ({', '.join(qemrl.ESTIMATORS)}), "
+        f"and for Atari games --protocol NAME ({', '.join(ATARI_PROTOCOLS)})."
+    )
+    return parse(config, further, words, prog, description)
+
+
+def _help(kind: Any, text: str) -> Any:
+    return Annotated[kind, tyro.conf.arg(help=text)]
+
+
+def _whole(option: str, text: str | None) -> int:
+    try:
+        return 1 if text is None else int(text)
+    except ValueError:
+        raise UsageError(f"{option} must be a whole number; got {text}") from None
+
+
+def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
+    """Start a run in its folder, or go on with it if it is there."""
+    from qemrl.serialization import to_json
+    from qemrl.training.loops import describe_environment
+    from qemrl.training.run_directory import RunDirectory
+
+    folder = (
+        out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
+    )
+    with _usage():
+        if tensorboard:
+            from qemrl.training.tensorboard import require_tensorboard
+
+            require_tensorboard()
+        describe_environment(config)  # what is wrong with it is said before a folder is made
+        run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(sys.argv)})
+    print(f"run directory: {folder}", flush=True)
+    _run(config, run, tensorboard)
+
+
+def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
+    """Bring a run to its end, with a bar, and say how it went."""
+    from qemrl.training import progress
+    from qemrl.training.tensorboard import FOLDER, board
+    from qemrl.training.train import Stopped, Watchers, train
+
+    again = f"qemrl resume {shlex.quote(str(run.path))}"
+    if run.done:
+        print(f"{run.path} is finished: {config.steps:,} steps are done. `{again} --steps N` goes on to N steps.")
+        return
+    try:
+        with _failures(), contextlib.ExitStack() as stack:
+            watchers = [stack.enter_context(progress.bar(config, 0, visible=True))]
+            if tensorboard or (run.path / FOLDER).exists():
+                watchers.append(stack.enter_context(board(run)))
+            train(config, run, Watchers(watchers))
+    except Stopped as stopped:
+        print(f"qemrl: stopped at step {stopped.step:,}, and saved; go on with: {again}", file=sys.stderr)
+        sys.exit(128 + stopped.signal_number)
+    except KeyboardInterrupt:
+        print(f"qemrl: stopped without saving; go on from the last checkpoint with: {again}", file=sys.stderr)
+        sys.exit(130)
+    print(f"finished: {run.path}; try it out with: qemrl evaluate {shlex.quote(str(run.path))}")
+
+
+@contextlib.contextmanager
+def _usage() -> Iterator[None]:
+    """Turn what is wrong with a configuration or a folder into a usage error."""
+    from qemrl.training.run_directory import RunExistsError
+
+    with _failures():
+        try:
+            yield
+        except (ValueError, RunExistsError) as error:
+            raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
+    from qemrl.training.checkpoint import CheckpointError
+    from qemrl.training.memory import MemoryShortageError
+    from qemrl.training.run_directory import RunLockedError, RunWriteError
+    from qemrl.training.train import NotFiniteError
+
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            yield
+        except (MemoryShortageError, RunLockedError) as error:
+            raise UsageError(str(error)) from error
+        except (CheckpointError, RunWriteError, NotFiniteError) as error:
+            print(f"qemrl: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *place: Any) -> None:
+    del place
+    print(f"qemrl: warning: {message}", file=sys.stderr)

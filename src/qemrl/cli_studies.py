@@ -1,0 +1,219 @@
+"""The commands that train or look at several things and draw a figure: `show`, `compare` and `demo`."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import rich
+import tyro
+from rich.markup import escape
+from tyro.conf import Positional
+
+from qemrl.console import UsageError, require, table, working
+
+if TYPE_CHECKING:  # what a command needs is imported when it runs
+    from qemrl.experiments.compare import Comparison, Difference
+    from qemrl.experiments.show import Episode
+    from qemrl.training.config import RunConfig
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.train import Watcher
+
+DEMO_PRESETS = ("qr-dqn", "qem-dqn")
+DEMO_ENV = "minatar/breakout"
+DEMO_SEEDS = 2
+
+
+def compare(
+    presets: Positional[tuple[str, ...]],
+    out: Path,
+    env: str | None = None,
+    steps: int | None = None,
+    num_seeds: int | None = None,
+    seed: int | None = None,
+) -> None:
+    """Train presets on an environment and compare them: a table with intervals, a figure of the learning curves.
+
+    Each preset has a run directory of its name in the folder. What is there already is not trained again; what was
+    interrupted goes on. The differences are against the first preset, over pairs of seeds.
+
+    Args:
+        presets: Two or more names of `qemrl list`.
+        out: The folder for the runs, figure.png, figure.svg, data.csv and comparison.json.
+        env: The id of the environment; may be left out if all runs are there.
+        steps: How many steps each seed learns for; may be left out if all runs are there.
+        num_seeds: How many seeds each preset gets, all of them at once; 3 for new runs.
+        seed: The first seed; 0 for new runs.
+    """
+    _require_folder(out)
+    from qemrl.experiments.compare import Asked, plan
+    from qemrl.training.config import configure
+
+    with _mistakes_explained():
+        configs = plan(Asked(presets, env, steps, seed, num_seeds), out)
+        for config in configs:
+            if config.agent != configure(config.preset, config.env, config.steps).agent:
+                print(f"note: {out / config.preset} has settings of its own, see its config.json")
+        _complete_and_report(configs, out)
+
+
+def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
+    """Train QR-DQN and QEM-DQN on MinAtar's Breakout, two seeds each: a figure of the learning curves and a table.
+
+    It takes 3 to 5 minutes on two cores. It can be interrupted and goes on when it is called again; when it is
+    finished, it draws what is there. Exploration fades over the first quarter, sooner than in a run of full length.
+
+    Args:
+        out: The folder for the two runs, figure.png, figure.svg, data.csv and comparison.json.
+        steps: How many steps each seed learns for.
+        seed: The first of the two seeds.
+    """
+    _require_folder(out)
+    from qemrl.experiments.compare import Asked, plan
+
+    with _mistakes_explained():
+        configs = plan(Asked(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
+        _complete_and_report(configs, out)
+
+
+def show(
+    run: Positional[Path],
+    episode_seed: int = 0,
+    seed_of_run: int | None = None,
+    moments: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
+    out: Path | None = None,
+) -> None:
+    """Play an episode and draw the return distributions of each action along it.
+
+    With quantiles, the figure has the QEM fit, Q by the mean and by QEM, R² and the crossing rate. DQN has no return
+    distribution, and its figure only Q over the episode.
+
+    Args:
+        run: The run directory of a trained agent.
+        episode_seed: The seed of the episode.
+        seed_of_run: Which of the run's seeds; by default its first.
+        moments: At how many moments of the episode the distributions are drawn.
+        out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
+    """
+    require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
+    require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
+    folder = run / "show" if out is None else out
+    _require_folder(folder)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
+    from qemrl import api
+    from qemrl.experiments import show as shows
+
+    with _mistakes_explained():
+        with working("playing an episode"):
+            agent = api.load(run, seed_of_run)
+            episode = shows.watch(agent, episode_seed, moments)
+        if episode.note:
+            print(f"note: the figure has no frames: {episode.note}")
+        _show_moments(episode)
+        for path in shows.write(episode, folder):
+            print(f"wrote {path}")
+
+
+def _require_folder(out: Path) -> None:
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+
+
+def _show_moments(episode: "Episode") -> None:
+    from qemrl.experiments.show import rounded
+
+    if episode.kind == "scalar":
+        print(episode.title)
+        print("A scalar agent has no return distribution: the figure shows Q over the episode only.")
+        return
+    quantiles = episode.kind == "quantiles"
+    columns = (">Q QEM", ">R²", ">crossing", "best by mean", "best by QEM") if quantiles else ("best by mean",)
+    shown = table(episode.title, ">moment", ">step", ">action", ">Q mean", *columns)
+    for number, glance in enumerate(episode.glances, 1):
+        at = glance.action
+        row = [str(number), str(glance.step), str(at), rounded(glance.q_mean[at])]
+        if glance.q_qem is not None and glance.r_squared is not None and glance.crossing_rate is not None:
+            row += [rounded(glance.q_qem[at]), f"{glance.r_squared[at]:.3f}", f"{glance.crossing_rate[at]:.1%}"]
+        row.append(str(glance.q_mean.argmax()))
+        if glance.q_qem is not None:
+            row.append(str(glance.q_qem.argmax()))
+        shown.add_row(*row)
+    rich.print(shown)
+
+
+def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
+    from qemrl.experiments import compare as comparing
+
+    directories = []
+    for config in configs:
+        path = out / config.preset
+        if (path / "DONE").exists():
+            print(f"{config.preset}: finished already, in {path}")
+        directories.append(comparing.complete(config, path, _watched))
+    comparison = comparing.compare(directories)
+    _show_results(comparison)
+    for path in comparing.write(comparison, directories, out):
+        print(f"wrote {path}")
+
+
+def _watched(config: "RunConfig") -> "AbstractContextManager[Watcher]":
+    from qemrl.training.progress import bar
+
+    return bar(config, 0, visible=True)
+
+
+def _show_results(comparison: "Comparison") -> None:
+    count = len(comparison.results[0].curve.seeds)
+    interval = " with 95% intervals" if count > 1 else ""
+    title = f"{comparison.env}, {comparison.steps:,} steps, {count} seed{'s' * (count > 1)}{interval}"
+    results = table(title, "preset", "return at the end", "over the curve", ">steps/s")
+    for result in comparison.results:
+        speed = "" if result.steps_per_second is None else f"{result.steps_per_second:,.0f}"
+        results.add_row(result.curve.label, *_cells(result.final, result.average), speed)
+    rich.print(results)
+    against = comparison.results[0].curve.label
+    differences = table(f"Minus {against}, by pairs of seeds", "preset", ">pairs", "at the end", "over the curve", "")
+    for difference in comparison.differences:
+        pairs = str(len(difference.seeds))
+        differences.add_row(
+            difference.preset, pairs, *_cells(difference.final, difference.average), _verdict(difference)
+        )
+    rich.print(differences)
+    print("over the curve: the area under the evaluation curve, divided by its length; steps/s: of all seeds together")
+
+
+def _cells(*intervals: Any) -> list[str]:
+    return [escape(str(interval)) for interval in intervals]
+
+
+def _verdict(difference: "Difference") -> str:
+    colour = {"higher": "[green]", "lower": "[red]"}.get(difference.verdict, "")
+    return f"{colour}{difference.verdict}"
+
+
+@contextlib.contextmanager
+def _mistakes_explained() -> Iterator[None]:
+    """Turns what the user can put right into a `UsageError`, and a stop into a word on how to go on."""
+    from qemrl.training.checkpoint import CheckpointError
+    from qemrl.training.memory import MemoryShortageError
+    from qemrl.training.run_directory import RunExistsError, RunLockedError, RunWriteError
+    from qemrl.training.train import NotFiniteError, Stopped
+
+    try:
+        yield
+    except Stopped as stop:
+        print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + signal.Signals(stop.signal_number).value)
+    except (
+        ValueError,
+        CheckpointError,
+        MemoryShortageError,
+        NotFiniteError,
+        RunExistsError,
+        RunLockedError,
+        RunWriteError,
+    ) as error:
+        raise UsageError(str(error)) from error

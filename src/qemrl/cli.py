@@ -19,6 +19,7 @@ from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 import qemrl
+from qemrl import cli_runs
 from qemrl.cli_studies import compare, demo, show
 from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
@@ -199,6 +200,9 @@ COMMANDS: Tree = {
     "compare": compare,
     "show": show,
     "fits": fits,
+    "train": cli_runs.train,
+    "resume": cli_runs.resume,
+    "evaluate": cli_runs.evaluate,
     "reproduce": reproduce,
     "bench": {"estimator": bench_estimator, "tabular": bench_tabular},
 }
@@ -213,7 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         _check_command(arguments)
-        _app(COMMANDS).cli(prog="qemrl", description=qemrl.__doc__, args=arguments)
+        if arguments[:1] == ["train"]:  # its options depend on its arguments
+            cli_runs.train(arguments[1:])
+        else:
+            _app(COMMANDS).cli(prog="qemrl", description=qemrl.__doc__, args=arguments)
     except BrokenPipeError:  # `qemrl list | head`: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +19,6 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison, Difference
     from qemrl.experiments.show import Episode
     from qemrl.training.config import RunConfig
-    from qemrl.training.run_directory import RunDirectory
     from qemrl.training.train import Watcher
 
 DEMO_PRESETS = ("qr-dqn", "qem-dqn")
@@ -53,12 +51,12 @@ def compare(
     from qemrl.experiments.compare import Asked, plan
     from qemrl.training.config import configure
 
-    with _mistakes_explained():
+    with _usage():
         configs = plan(Asked(presets, env, steps, seed, num_seeds), out)
-        for config in configs:
-            if config.agent != configure(config.preset, config.env, config.steps).agent:
-                print(f"note: {out / config.preset} has settings of its own, see its config.json")
-        _complete_and_report(configs, out)
+    for config in configs:
+        if config.agent != configure(config.preset, config.env, config.steps).agent:
+            print(f"note: {out / config.preset} has settings of its own, see its config.json")
+    _complete_and_report(configs, out)
 
 
 def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
@@ -75,9 +73,9 @@ def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
     _require_folder(out)
     from qemrl.experiments.compare import Asked, plan
 
-    with _mistakes_explained():
+    with _usage():
         configs = plan(Asked(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
-        _complete_and_report(configs, out)
+    _complete_and_report(configs, out)
 
 
 def show(
@@ -107,15 +105,15 @@ def show(
     from qemrl import api
     from qemrl.experiments import show as shows
 
-    with _mistakes_explained():
-        with working("playing an episode"):
+    with working("playing an episode"), _failures():
+        with _usage():
             agent = api.load(run, seed_of_run)
-            episode = shows.watch(agent, episode_seed, moments)
-        if episode.note:
-            print(f"note: the figure has no frames: {episode.note}")
-        _show_moments(episode)
-        for path in shows.write(episode, folder):
-            print(f"wrote {path}")
+        episode = shows.watch(agent, episode_seed, moments)
+    if episode.note:
+        print(f"note: the figure has no frames: {episode.note}")
+    _show_moments(episode)
+    for path in shows.write(episode, folder):
+        print(f"wrote {path}")
 
 
 def _require_folder(out: Path) -> None:
@@ -150,9 +148,13 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     directories = []
     for config in configs:
         path = out / config.preset
-        if (path / "DONE").exists():
-            print(f"{config.preset}: finished already, in {path}")
-        directories.append(comparing.complete(config, path, _watched))
+        with _failures():
+            with _usage():
+                directory = comparing.prepare(config, path)
+            if directory.done:
+                print(f"{config.preset}: finished already, in {path}")
+            comparing.complete(config, directory, _watched)
+        directories.append(directory)
     comparison = comparing.compare(directories)
     _show_results(comparison)
     for path in comparing.write(comparison, directories, out):
@@ -195,25 +197,31 @@ def _verdict(difference: "Difference") -> str:
 
 
 @contextlib.contextmanager
-def _mistakes_explained() -> Iterator[None]:
-    """Turns what the user can put right into a `UsageError`, and a stop into a word on how to go on."""
+def _usage() -> Iterator[None]:
+    """Turn what is wrong with what was asked for into a usage error."""
+    from qemrl.training.run_directory import RunExistsError
+
+    try:
+        yield
+    except (ValueError, RunExistsError) as error:
+        raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Say in one line what stopped a run, and how to go on; exit code 2 where it could not begin."""
     from qemrl.training.checkpoint import CheckpointError
     from qemrl.training.memory import MemoryShortageError
-    from qemrl.training.run_directory import RunExistsError, RunLockedError, RunWriteError
+    from qemrl.training.run_directory import RunLockedError, RunWriteError
     from qemrl.training.train import NotFiniteError, Stopped
 
     try:
         yield
     except Stopped as stop:
         print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
-        sys.exit(128 + signal.Signals(stop.signal_number).value)
-    except (
-        ValueError,
-        CheckpointError,
-        MemoryShortageError,
-        NotFiniteError,
-        RunExistsError,
-        RunLockedError,
-        RunWriteError,
-    ) as error:
+        sys.exit(128 + stop.signal_number)
+    except (MemoryShortageError, RunLockedError) as error:
         raise UsageError(str(error)) from error
+    except (CheckpointError, RunWriteError, NotFiniteError) as error:
+        print(f"qemrl: {error}", file=sys.stderr)
+        sys.exit(1)

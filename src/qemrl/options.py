@@ -42,9 +42,7 @@ def parse(config: Any, further: Fields, arguments: Sequence[str], prog: str, des
     fields = [(name, *it) for part in (further, run, agent) for name, it in part.items()]
     options = _make("Options", {name: (kind, default) for name, kind, default in fields})
     _check_names(options, arguments, prog)
-    parsed = tyro.cli(
-        options, args=list(arguments), prog=prog, description=description, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    parsed = tyro.cli(options, args=list(arguments), prog=prog, description=description)
     changed = dataclasses.replace(config, agent=_changed(config.agent, parsed, ""), **_changes(config, parsed, ""))
     return changed, parsed
 
@@ -73,7 +71,8 @@ def _narrowed(record: Any, path: str) -> Fields:
 
 def _nested(value: Any, place: str, doc: str) -> tuple[Any, Any]:
     kind = _make(type(value).__name__, _narrowed(value, f"{place}."))
-    kind.__doc__ = " ".join(part for part in (doc, f"Here: {inspect.getdoc(type(value))}") if part)
+    what = (inspect.getdoc(type(value)) or "").partition("\n\n")[0]
+    kind.__doc__ = f"{doc} Here: {what}" if doc else what
     return kind, dataclasses.field(default_factory=kind)
 
 
@@ -119,8 +118,9 @@ def _docs(kind: type) -> dict[str, str]:
     for statement in getattr(tree, "body", []):
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and name is not None:
             docs[name] = " ".join(str(statement.value.value).split())
-        named = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        name = statement.target.id if named else None
+        name = None
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
     return docs
 
 

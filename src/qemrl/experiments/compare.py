@@ -17,10 +17,12 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl import figures
+from qemrl.agents.value import make_value_agent
 from qemrl.experiments.curves import Curve, draw, read_curve
 from qemrl.serialization import to_json
 from qemrl.statistics import Interval, mean_interval
 from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
 from qemrl.training.train import Watcher, train
 
@@ -104,18 +106,27 @@ def dense(config: RunConfig) -> RunConfig:
     return replace(config, log_every=log_every, evaluate_every=every, checkpoint_every=LEAST_EVALUATIONS // 2 * every)
 
 
-def complete(config: RunConfig, path: Path, watch: Watch) -> RunDirectory:
-    """The finished run of a configuration; it is trained from wherever it is, and left alone if it is finished.
+def prepare(config: RunConfig, path: Path) -> RunDirectory:
+    """The run directory of a configuration: the one that is there, or a new one.
+
+    Raises:
+        ValueError: The environment is unknown or not one for this agent, or the folder holds something else.
+    """
+    if (path / "config.json").exists():
+        return RunDirectory(path)
+    make_value_agent(config.agent, describe_environment(config))
+    return RunDirectory.create(path, to_json(config), {"command": "compare"})
+
+
+def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
+    """Train a run to its end from wherever it is; one that is finished is left alone.
 
     Raises:
         Stopped: The run was asked to stop; its state is saved, and calling this again goes on.
     """
-    there = (path / "config.json").exists()
-    directory = RunDirectory(path) if there else RunDirectory.create(path, to_json(config), {"command": "compare"})
     if not directory.done:
         with watch(config) as watcher:
             train(config, directory, watcher)
-    return directory
 
 
 @dataclass(frozen=True)

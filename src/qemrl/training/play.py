@@ -99,7 +99,7 @@ def play_compiled(
             acting,
             carry.ended | outcome.terminated | outcome.truncated,
             carry.returns + jnp.where(live, outcome.reward, 0.0),
-            carry.lengths + live,
+            carry.lengths + live.astype(jnp.int32),
             carry.steps + 1,
         )
 

@@ -122,12 +122,16 @@ def introduction(config: RunConfig, step: int, lost: list[str]) -> list[str]:
     way = f"from step {step:,} to {config.whole_steps:,}" if step else f"{config.whole_steps:,} steps"
     lines = [f"{config.preset} on {config.env}: {way}, {seeds}{envs}, {loop} loop"]
     free = available_bytes()
-    needed = replay_bytes(config, describe_environment(config)) / 1e9
-    there = "" if free is None else f", {free / 1e9:.1f} GB of memory are free"
-    lines.append(f"the replay takes up to {needed:.2f} GB{there}")
+    needed = replay_bytes(config, describe_environment(config))
+    there = "" if free is None else f", {_in_words(free)} of memory are free"
+    lines.append(f"the replay takes up to {_in_words(needed)}{there}")
     if config.protocol is not None:
         game = config.protocol
         sticky = f"sticky actions {game.sticky_actions:g}" if game.sticky_actions else "no sticky actions"
         noops = f"up to {game.noop_max} no-ops" if game.noop_max else "no no-ops"
         lines.append(f"protocol {game.name}: {sticky}, {noops}, life loss {game.life_loss.replace('_', ' ')}")
     return lines + [f"warning: {loss}" for loss in lost]
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

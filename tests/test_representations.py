@@ -80,9 +80,9 @@ def test_a_scalar_loses_the_huber_loss_of_its_error():
     """Q of the action taken is 2: errors 0.5 and −3 lose 0.5²/2 and 3 − 1/2; the other action is not looked at."""
     head = fixed_head([[100.0], [2.0]])
     features, actions = jnp.ones((2, 1)), jnp.array([1, 1], jnp.int32)
-    losses = Scalar().loss(head, features, actions, target([[2.5], [-1.0]]), None)
+    losses = Scalar().loss(head, features, actions, target([[2.5], [-1.0]]), KEY)
     np.testing.assert_allclose(losses, [[0.125], [2.5]], rtol=1e-6)
-    wide = Scalar(kappa=2.0).loss(head, features, actions, target([[2.5], [-1.0]]), None)
+    wide = Scalar(kappa=2.0).loss(head, features, actions, target([[2.5], [-1.0]]), KEY)
     np.testing.assert_allclose(wide, [[0.125], [2 * (3 - 1)]], rtol=1e-6)
 
 
@@ -101,10 +101,10 @@ def test_categories_lose_the_cross_entropy_against_the_projected_target():
     which goes to 1: (0, ¼, ¾). The cross-entropy is −¼ log ½ − ¾ log ¼ = 1.75 log 2.
     """
     head = fixed_head([[5.0, 0.0, 0.0], np.log([1.0, 2.0, 1.0])])
-    loss = Categorical(3, -1.0, 1.0).loss(head, ONE, jnp.array([1], jnp.int32), target([[0.5, 3.0]]), None)
+    loss = Categorical(3, -1.0, 1.0).loss(head, ONE, jnp.array([1], jnp.int32), target([[0.5, 3.0]]), KEY)
     np.testing.assert_allclose(loss, [[1.75 * np.log(2)]], rtol=1e-5)
     weighted = target([[0.5, 3.0]], [[1.0, 0.0]])  # (0, ½, ½)
-    loss = Categorical(3, -1.0, 1.0).loss(head, ONE, jnp.array([1], jnp.int32), weighted, None)
+    loss = Categorical(3, -1.0, 1.0).loss(head, ONE, jnp.array([1], jnp.int32), weighted, KEY)
     np.testing.assert_allclose(loss, [[1.5 * np.log(2)]], rtol=1e-5)
 
 
@@ -116,14 +116,14 @@ def test_categories_lose_the_cross_entropy_against_the_projected_target():
 )
 def test_fixed_quantiles_lose_the_quantile_huber_loss(kappa, expected):
     head = fixed_head([[7.0, 7.0], [0.0, 1.0]])
-    loss = FixedQuantiles(2, kappa).loss(head, ONE, jnp.array([1], jnp.int32), target([[0.5, -2.0]]), None)
+    loss = FixedQuantiles(2, kappa).loss(head, ONE, jnp.array([1], jnp.int32), target([[0.5, -2.0]]), KEY)
     np.testing.assert_allclose(loss, [[expected]], rtol=1e-6)
 
 
 def test_probabilities_of_a_target_weigh_its_atoms():
     head = fixed_head([[0.0, 1.0]])
     only_first = target([[0.5, -2.0]], [[1.0, 0.0]])
-    loss = FixedQuantiles(2).loss(head, ONE, jnp.array([0], jnp.int32), only_first, None)
+    loss = FixedQuantiles(2).loss(head, ONE, jnp.array([0], jnp.int32), only_first, KEY)
     np.testing.assert_allclose(loss, [[0.0625]], rtol=1e-6)
 
 

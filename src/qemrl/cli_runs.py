@@ -245,7 +245,7 @@ def _whole(option: str, text: str | None) -> int:
 def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
     """Start a run in its folder, or go on with it if it is there."""
     from qemrl.serialization import to_json
-    from qemrl.training.loops import describe_environment
+    from qemrl.training.loops import require_possible
     from qemrl.training.run_directory import RunDirectory
 
     folder = (
@@ -256,7 +256,7 @@ def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
             from qemrl.training.tensorboard import require_tensorboard
 
             require_tensorboard()
-        describe_environment(config)  # what is wrong with it is said before a folder is made
+        require_possible(config)  # what is wrong with it is said before a folder is made
         run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(sys.argv)})
     print(f"run directory: {folder}", flush=True)
     _run(config, run, tensorboard)

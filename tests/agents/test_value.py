@@ -1,6 +1,8 @@
 """The value agent: Bellman targets by hand, where the estimator counts and where it does not, weights and clipping."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +26,25 @@ PLAIN = ValueConfig(
 KEY = jax.random.key(0)
 
 
-def network(agent, outputs):
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """Programs run once here: XLA need not make them quick."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@lru_cache
+def prepared(config: ValueConfig, spec: EnvSpec = SPEC):
+    """An agent, a state of it, and its update, compiled once for each configuration."""
+    agent = make_value_agent(config, spec)
+    return agent, jax.jit(agent.init)(KEY), jax.jit(agent.update)
+
+
+def network(fresh: AgentState, outputs):
     """Parameters of a network without torso layers that gives `outputs` [actions, n] times the observation."""
     outputs = np.asarray(outputs, np.float32)
-    params = agent.init(KEY).params
+    params = fresh.params
     weight, bias = jax.tree.leaves(params)
     assert weight.shape == (outputs.size, 1)
     leaves = [jnp.asarray(outputs.reshape(-1, 1)), jnp.zeros_like(bias)]
@@ -52,12 +69,18 @@ def batch(reward, discount, mask=None, weight=None, action=None) -> Batch:
 
 def learned(config, online, target, transitions, spec=SPEC):
     """Parameters, loss and losses of one update, with the weights [outputs] of the only layer."""
-    agent = make_value_agent(config, spec)
-    fresh = agent.init(KEY)
-    state = AgentState(network(agent, online), fresh.learning, network(agent, target))
-    params, _, update = jax.jit(agent.update)(state, transitions, KEY)
+    _, fresh, program = prepared(config, spec)
+    state = AgentState(network(fresh, online), fresh.learning, network(fresh, target))
+    params, _, update = program(state, transitions, KEY)
     weight = np.asarray(jax.tree.leaves(params)[0]).reshape(np.shape(online))
     return weight, float(update.loss), np.asarray(update.priorities) ** 2
+
+
+def acted(config: ValueConfig, outputs) -> int:
+    """The action at observation 1."""
+    agent, fresh, _ = prepared(config)
+    view = View(jnp.ones((1, 1)), None, jnp.ones(1, bool))
+    return int(agent.act(network(fresh, outputs), (), view, jnp.int32(0), KEY, False)[0][0])
 
 
 def huber(error):
@@ -115,9 +138,7 @@ def test_qem_changes_the_greedy_action_where_it_disagrees_with_the_mean_and_noth
     configs["qem"] = replace(configs["mean"], estimator=qem)
     acts, losses, weights = {}, {}, {}
     for name, config in configs.items():
-        agent = make_value_agent(config, SPEC)
-        view = View(jnp.ones((1, 1)), None, jnp.ones(1, bool))
-        acts[name] = int(agent.act(network(agent, outputs), (), view, jnp.int32(0), KEY, False)[0][0])
+        acts[name] = acted(config, outputs)
         # Forbidding an action leaves both estimators the same one: then all else must be the same.
         mask = [[True, False], [False, True], [True, True]]
         online = outputs[::-1] + 0.5
@@ -169,14 +190,12 @@ class LastQuantile(EmpiricalMean):
 def test_acting_and_the_target_know_q_through_the_estimator_alone():
     """Quantiles (0, 0, 9) and (4, 4, 4): the mean prefers the second action, the last quantile the first."""
     outputs = [[0.0, 0.0, 9.0], [4.0, 4.0, 4.0]]
-    view = View(jnp.ones((1, 1)), None, jnp.ones(1, bool))
     acts, qs, losses = [], [], []
     for estimator in (EmpiricalMean(), LastQuantile()):
         config = replace(PLAIN, representation=FixedQuantiles(3), estimator=estimator)
-        agent = make_value_agent(config, SPEC)
-        params = network(agent, outputs)
-        acts.append(int(agent.act(params, (), view, jnp.int32(0), KEY, True)[0][0]))
-        qs.append(np.asarray(agent.q(params, jnp.ones((1, 1)))).tolist())
+        agent, fresh, _ = prepared(config)
+        acts.append(acted(config, outputs))
+        qs.append(np.asarray(agent.q(network(fresh, outputs), jnp.ones((1, 1)))).tolist())
         losses.append(learned(config, outputs, outputs, batch([0.0], [1.0]))[1])
     assert acts == [1, 0]
     assert qs == [[[3.0, 4.0]], [[9.0, 4.0]]]
@@ -194,9 +213,7 @@ def test_an_estimator_that_knows_nothing_leaves_the_first_action():
             return jnp.zeros(values.shape[:-1])
 
     assert estimate(Nothing(), dist).tolist() == [[[0.0, 0.0, 0.0]]]
-    agents = [make_value_agent(replace(PLAIN, estimator=each), SPEC) for each in (EmpiricalMean(), Nothing())]
-    view = View(jnp.ones((1, 1)), None, jnp.ones(1, bool))
-    chosen = [int(a.act(network(a, [[1.0], [2.0]]), (), view, jnp.int32(0), KEY, False)[0][0]) for a in agents]
+    chosen = [acted(replace(PLAIN, estimator=each), [[1.0], [2.0]]) for each in (EmpiricalMean(), Nothing())]
     assert chosen == [1, 0]
 
 
@@ -216,15 +233,10 @@ def test_levels_of_the_greedy_action_the_target_and_the_loss_are_three_draws_for
             return dist
 
         def loss(self, head, features, actions, target, key):
-            del head, actions, target
-            # `loss` and `evaluate` draw as many levels from a key in the same way; values that are levels show them.
-            seen["loss"] = np.asarray(super().evaluate(_Identity(), features, "target", key).values)
+            del actions, target
+            # `loss` and `evaluate` draw as many levels from a key in the same way.
+            seen["loss"] = np.asarray(super().evaluate(head, features, "target", key).levels)
             raise Enough
-
-    class _Identity:
-        def __call__(self, features, levels, key):
-            del features, key
-            return levels[..., None]
 
     agent = make_value_agent(replace(PLAIN, representation=Noted(4, 4, 4, num_cosines=2)), SPEC)
     with pytest.raises(Enough):

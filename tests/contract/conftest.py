@@ -6,6 +6,7 @@ with each episode and shows which one it is, and XLA is told to spend little on 
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -35,18 +36,14 @@ DISCOUNT = 0.8
 HOST_PROBES = ("5", "6")
 SEEDS = (3, 4, 3)
 
-MARKS = (0, 400, 800, 10_000)
+MARKS = (0, 400, 800, 8_000)
 """Where the compiled loop's state is taken."""
 
-HOST_MARKS = (0, 400, 600, 4_000)
+HOST_MARKS = (0, 400, 600, 3_000)
 
 
 @pytest.fixture(autouse=True)
 def quick_compilation() -> Iterator[None]:
-    yield from _quick_compilation()
-
-
-def _quick_compilation() -> Iterator[None]:
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -136,26 +133,61 @@ class Learned(NamedTuple):
     dist: ReturnDist
 
 
-class System(NamedTuple):
-    """A preset in both loops. Loops are shared: a test restores the state that it starts from."""
+class CompiledRun(NamedTuple):
+    """The compiled loop after its run."""
 
-    preset: str
-    compiled: CompiledLoop
-    compiled_states: dict[int, dict[str, np.ndarray]]
-    compiled_bad_steps: list[int]
-    compiled_programs: int
-    compiled_answers: list[dict[str, Learned]]
+    loop: CompiledLoop
+    states: dict[int, dict[str, np.ndarray]]
+    bad_steps: list[int]
+    programs: int
+    """How many there were before any state was restored."""
+
+    answers: list[dict[str, Learned]]
     """For each seed, by probe."""
 
-    host: HostLoop
-    host_states: dict[int, dict[str, np.ndarray]]
-    host_programs: tuple[int, int]
-    host_answers: dict[str, Learned]
+
+class HostRun(NamedTuple):
+    """The host loop after its run."""
+
+    states: dict[int, dict[str, np.ndarray]]
+    programs: tuple[int, int]
+    answers: dict[str, Learned]
+
+
+class System:
+    """A preset in both loops, made when asked for. Loops are shared: a test restores the state that it starts from."""
+
+    def __init__(self, preset: str) -> None:
+        self.preset = preset
+
+    @cached_property
+    def compiled(self) -> CompiledRun:
+        return _run_compiled(self.preset)
+
+    @cached_property
+    def host(self) -> HostLoop:
+        return make_host_loop(self.preset, SEEDS[0])
+
+    @cached_property
+    def host_start(self) -> AgentState:
+        """The agent before it has learned anything; the first to be asked for."""
+        assert self.host.step == 0
+        return jax.device_get(self.host.agent)
+
+    @cached_property
+    def host_run(self) -> HostRun:
+        assert self.host_start is not None
+        states = {}
+        for mark in HOST_MARKS:
+            self.host.advance(mark, False, lambda: False)
+            states[mark] = _taken(self.host.arrays())
+        programs = (self.host._learn._cache_size(), self.host._act._cache_size())
+        return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], HOST_PROBES)[0])
 
     def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
         """Params, learning, loss and priorities after one of the host loop's updates from this state."""
         params, learning, tally, priorities = self.host._learn(
-            jax.tree.map(jnp.copy, state.learning),  # donated
+            jax.tree.map(jnp.array, state.learning),  # a copy, for it is donated
             Tally.empty(),
             state.params,
             state.frozen,
@@ -206,9 +238,9 @@ def make_host_loop(preset: str, seed: int) -> HostLoop:
     )
 
 
-def make_system(preset: str) -> System:
+def _run_compiled(preset: str) -> CompiledRun:
     config, env = tiny(preset, kappa=0.0), mixed_probes(tuple(PROBES))
-    compiled = CompiledLoop(
+    loop = CompiledLoop(
         make_value_agent(config, env.spec),
         env,
         DeviceReplay(env.spec, NUM_ENVS, config.replay, config.discount),
@@ -218,39 +250,18 @@ def make_system(preset: str) -> System:
         SEEDS,
         2,
     )
-    compiled_states, records = {0: _taken(compiled.arrays())}, []
+    states, records = {0: _taken(loop.arrays())}, []
     for mark in MARKS[1:]:
-        records += compiled.advance(mark, mark == MARKS[-1])
-        compiled_states[mark] = _taken(compiled.arrays())
-    programs = compiled._chunk._cache_size()
-
-    host = make_host_loop(preset, SEEDS[0])
-    host_states = {0: _taken(host.arrays())}
-    for mark in HOST_MARKS[1:]:
-        host.advance(mark, False, lambda: False)
-        host_states[mark] = _taken(host.arrays())
-    return System(
-        preset,
-        compiled,
-        compiled_states,
-        [record["bad_step"] for record in records],
-        programs,
-        _answers(compiled.algorithm, [compiled.params(index) for index in range(len(SEEDS))], tuple(PROBES)),
-        host,
-        host_states,
-        (host._learn._cache_size(), host._act._cache_size()),
-        _answers(host.algorithm, [host.agent.params], HOST_PROBES)[0],
-    )
+        records += loop.advance(mark, mark == MARKS[-1])
+        states[mark] = _taken(loop.arrays())
+    programs = loop._chunk._cache_size()
+    answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], tuple(PROBES))
+    return CompiledRun(loop, states, [record["bad_step"] for record in records], programs, answers)
 
 
 @pytest.fixture(scope="session", params=list(PRESETS))
 def system(request: pytest.FixtureRequest) -> System:
-    setting = _quick_compilation()
-    next(setting)
-    try:
-        return make_system(request.param)
-    finally:
-        next(setting, None)
+    return System(request.param)
 
 
 @pytest.fixture(name="tiny", scope="session")

@@ -19,13 +19,13 @@ def errors(learned, probe: str) -> np.ndarray:
 
 @pytest.mark.parametrize("probe", [name for name in PROBES if name != "7"])
 def test_the_compiled_loop_finds_the_values_of_the_probe(system, probe):
-    for learned in system.compiled_answers:
+    for learned in system.compiled.answers:
         assert errors(learned[probe], probe).max() < TOLERANCES[system.preset], learned[probe].q
 
 
 @pytest.mark.parametrize("probe", ["5", "6"])
 def test_the_host_loop_finds_the_values_of_the_probe(system, probe):
-    learned = system.host_answers[probe]
+    learned = system.host_run.answers[probe]
     assert errors(learned, probe).max() < TOLERANCES[system.preset], learned.q
 
 
@@ -33,7 +33,7 @@ def test_the_law_of_a_random_return_is_learned(system):
     """Some 700 normal rewards of standard deviation 2 are seen: their mean is known to 0.08, tail quantiles to 0.2."""
     quantiles = PROBES["7"].quantiles
     assert quantiles is not None
-    for answers in system.compiled_answers:
+    for answers in system.compiled.answers:
         learned = answers["7"]
         assert abs(learned.q[0, 0] - REWARD_MEAN) < 0.4
         values = learned.dist.values[0, 0, 0]
@@ -49,4 +49,4 @@ def test_the_law_of_a_random_return_is_learned(system):
 
 
 def test_no_number_was_ever_bad(system):
-    assert set(system.compiled_bad_steps) == {-1}
+    assert set(system.compiled.bad_steps) == {-1}

@@ -35,13 +35,14 @@ def xla_kernel(layer: Convolution, channels: int) -> jax.Array:
     return kernel.transpose(1, 3, 2, 4, 5, 0).reshape(layer.size, layer.size, channels, -1)
 
 
+@pytest.mark.parametrize("product", [False, True])
 @pytest.mark.parametrize(
     ("size", "stride", "padding", "rows", "columns"),
     [(8, 4, 0, 21, 30), (8, 4, 1, 19, 15), (4, 2, 0, 9, 11), (3, 1, 0, 7, 5), (3, 1, 1, 5, 7)],
 )
-def test_a_convolution_and_its_gradient_are_those_of_xla(size, stride, padding, rows, columns):
+def test_a_convolution_and_its_gradient_are_those_of_xla(size, stride, padding, rows, columns, product):
     channels = 3
-    layer = Convolution(channels, 5, size, stride, padding, jax.random.key(0))
+    layer = Convolution(channels, 5, size, stride, padding, jax.random.key(0), product)
     images = normal(1, 2, rows, columns, channels)
 
     def of_xla(layer, images):

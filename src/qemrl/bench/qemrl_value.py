@@ -1,7 +1,7 @@
 """Our side of the value bench: one turn of one task, in a process of its own.
 
-`python -m qemrl.bench.qemrl_value TASK --seconds S --seeds K` prints one line of JSON, as `sb3_value` does for the peer.
-How many threads there are is decided by whoever starts it, with XLA's flags.
+`python -m qemrl.bench.qemrl_value TASK --seconds S --seeds K` prints a line of JSON, as `sb3_value` does for the peer.
+Who starts it decides on the number of threads, with XLA's flags.
 """
 
 import argparse

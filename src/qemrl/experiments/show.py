@@ -200,7 +200,7 @@ def _panel_title(glance: Glance, number: int, has_frames: bool) -> str:
         return f"{place}action {action}: Q {rounded(glance.q_mean[action])}"
     return (
         f"{place}action {action}, R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}\n"
-        f"Q {rounded(glance.q_mean[action])} by the mean, {rounded(glance.q_qem[action])} by QEM"
+        f"Q {rounded(glance.q_mean[action])} mean, {rounded(glance.q_qem[action])} QEM"
     )
 
 

@@ -22,9 +22,9 @@ class NatureTorso(eqx.Module):
     def __init__(self, frames: int, key: Key) -> None:
         keys = jax.random.split(key, 3)
         self.layers = (
-            Convolution(frames, 32, 8, 4, 0, keys[0]),
-            Convolution(32, 64, 4, 2, 0, keys[1]),
-            Convolution(64, 64, 3, 1, 0, keys[2]),
+            Convolution(frames, 32, 8, 4, 0, keys[0], product=False),
+            Convolution(32, 64, 4, 2, 0, keys[1], product=False),
+            Convolution(64, 64, 3, 1, 0, keys[2], product=False),
         )
 
     def __call__(self, observation: Array) -> Float[Array, "batch features"]:

@@ -72,7 +72,6 @@ class CompiledRun:
 
     def __init__(self, loop: CompiledLoop) -> None:
         self.loop = loop
-        self.params, self.arrays, self.evaluate = loop.params, loop.arrays, loop.evaluate
 
     @property
     def step(self) -> int:
@@ -82,11 +81,23 @@ class CompiledRun:
     @property
     def mean_step(self) -> float:
         """The same: all seeds go in step."""
-        return self.loop.step
+        return float(self.loop.step)
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed."""
         return None if stop() else self.loop.advance(until, evaluate)
+
+    def params(self, index: int) -> Any:
+        """The parameters of one of the seeds."""
+        return self.loop.params(index)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes."""
+        return self.loop.arrays()
+
+    def evaluate(self, episodes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths [seeds, episodes] of evaluation episodes."""
+        return self.loop.evaluate(episodes)
 
     def meta(self) -> dict[str, Any]:
         """Nothing: all is in arrays."""
@@ -174,8 +185,8 @@ def replay_bytes(config: RunConfig, spec: EnvSpec) -> int:
     return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay)
 
 
-def make_loop(config: RunConfig) -> CompiledRun | HostRun:
-    """A loop that is ready to run.
+def require_possible(config: RunConfig) -> None:
+    """Raise unless a run can begin.
 
     Raises:
         MemoryShortageError: The replay does not fit into memory.
@@ -184,6 +195,11 @@ def make_loop(config: RunConfig) -> CompiledRun | HostRun:
     spec = describe_environment(config)
     advice = "give it a smaller replay (--replay.capacity), or fewer seeds at once (--num-seeds)"
     require_memory(replay_bytes(config, spec), f"the replay of {config.preset} on {config.env}", advice)
+
+
+def make_loop(config: RunConfig) -> CompiledRun | HostRun:
+    """A loop that is ready to run; what `require_possible` raises, this does too."""
+    require_possible(config)
     return CompiledRun(_compiled_loop(config)) if config.is_compiled else HostRun(_host_loops(config))
 
 

@@ -1,7 +1,10 @@
 """An evaluation episode as a video; what goes wrong with that is a warning, and never the end of a run."""
 
+import contextlib
 import itertools
 import os
+import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,7 @@ from jaxtyping import UInt8
 from qemrl.envs.host import HostEnvs
 from qemrl.training.loops import Player, evaluation_envs
 
-MAX_FRAMES = 3_000
+MAX_FRAMES = 2_000
 """Where a video ends, however long the episode goes on."""
 
 SMALLEST = 160
@@ -59,6 +62,8 @@ def film(player: Player, params: Any, seed: int, step: int, max_frames: int = MA
         frames.append(_enlarged(np.asarray(envs.render(), np.uint8)))
         return len(frames) < max_frames
 
+    if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen, and complain
     envs = evaluation_envs(player.config, 1, render=True)
     try:
         player.show(params, seed, step, envs, look)
@@ -93,17 +98,20 @@ def _write_mp4(path: Path, frames: list[Frame], rate: float) -> None:
 
     height, width, _ = frames[0].shape
     even = ((0, height % 2), (0, width % 2), (0, 0))  # the usual pixel format has colours for pairs of pixels
-    size = (width + width % 2, height + height % 2)
-    per_second: Any = rate  # FFmpeg takes fractions, too
-    writer = imageio_ffmpeg.write_frames(str(path), size, fps=per_second, macro_block_size=1, ffmpeg_log_level="error")
-    try:
-        writer.send(None)
-        for frame in frames:
-            writer.send(np.ascontiguousarray(np.pad(frame, even, mode="edge")))
-    finally:
-        writer.close()
-    if not path.is_file() or path.stat().st_size == 0:
-        raise OSError("FFmpeg wrote nothing")
+    size = f"{width + width % 2}x{height + height % 2}"
+    raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(rate), "-i", "-"]
+    kind = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4"]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error", *raw, *kind, str(path)]
+    with tempfile.TemporaryFile() as said:
+        encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
+        with encoder, contextlib.suppress(BrokenPipeError):  # it says itself why it closed the pipe
+            assert encoder.stdin is not None
+            for frame in frames:
+                encoder.stdin.write(np.ascontiguousarray(np.pad(frame, even, mode="edge")).data)
+            encoder.stdin.close()
+        if encoder.returncode:
+            said.seek(0)
+            raise OSError(f"FFmpeg failed: {said.read().decode(errors='replace').strip()}")
 
 
 def _enlarged(frame: Frame) -> Frame:

@@ -1,0 +1,155 @@
+"""What agents compute in an iteration, without an environment: an update from a fixed batch, and acting.
+
+So two agents can be compared to within a percent, which is less than what environments and processes add by chance.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from qemrl.agents.algorithm import View
+from qemrl.agents.presets import PRESETS, Domain
+from qemrl.agents.value import ValueConfig, make_value_agent
+from qemrl.bench.roofline import matrix_multiply_peak, update_operations
+from qemrl.bench.timing import Timing, time_in_turns
+from qemrl.types import Batch, EnvSpec
+
+SPECS: Mapping[str, EnvSpec] = {
+    "cartpole": EnvSpec("CartPole", (4,), "float32", 2),
+    "pong": EnvSpec("Pong", (4, 84, 84), "uint8", 6, stacked_frames=4),
+    "minatar": EnvSpec("Breakout", (10, 10, 4), "bool", 3),
+}
+"""The observations and actions of the bench's tasks."""
+
+PAIRS: tuple[tuple[str, str, float], ...] = (("qem-dqn", "qr-dqn", 1.02), ("iqem-dqn", "iqn", 1.05))
+"""A preset with QEM, the same without, and how many times as long the first may take."""
+
+DOMAINS: tuple[tuple[Domain, str], ...] = (("atari", "pong"), ("minatar", "minatar"))
+"""Whose settings the presets take, and in which task."""
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What QEM costs: an iteration of an agent with it against one without."""
+
+    domain: str
+    preset: str
+    milliseconds: float
+    peer: str
+    peer_milliseconds: float
+    ratio: float
+    """The median over turns, each compared with its twin."""
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the ratio keeps to its limit."""
+        return self.ratio <= self.limit
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of the machine's arithmetic an update uses."""
+
+    task: str
+    operations: int
+    """Of an update, see `roofline`."""
+    milliseconds: float
+    """The least of an update, as the peak is the most of matrix products."""
+    gflops: float
+    peak_gflops: float
+    share: float
+
+
+def random_batch(spec: EnvSpec, batch_size: int, seed: int) -> Batch:
+    """Transitions that look like the environment's to a computer."""
+    rng = np.random.default_rng(seed)
+
+    def observation() -> np.ndarray:
+        shape = (batch_size, *spec.observation_shape)
+        if spec.observation_dtype == "uint8":
+            return rng.integers(0, 256, shape, np.uint8)
+        if spec.observation_dtype == "bool":
+            return rng.random(shape) < 0.1
+        return rng.normal(size=shape).astype(spec.observation_dtype)
+
+    return Batch(
+        observation(),
+        rng.integers(0, spec.num_actions, batch_size).astype(np.int32),
+        rng.normal(size=batch_size).astype(np.float32),
+        np.full(batch_size, 0.99, np.float32),
+        observation(),
+        None,
+        np.ones(batch_size, np.float32),
+    )
+
+
+def make_update(config: ValueConfig, spec: EnvSpec) -> Callable[[], Any]:
+    """A call of one compiled update from a fixed batch, always from the same parameters."""
+    algorithm = make_value_agent(config, spec)
+    state, batch, key = _fixed(config, spec)
+    update = jax.jit(algorithm.update)
+    return lambda: update(state, batch, key)
+
+
+def make_iteration(config: ValueConfig, spec: EnvSpec) -> Callable[[], Any]:
+    """A call of one compiled iteration: an update, and as many single actions as there are between updates."""
+    algorithm = make_value_agent(config, spec)
+    state, batch, key = _fixed(config, spec)
+    seen = batch.observation[: config.update_every, None]
+
+    @jax.jit
+    def iteration(state: Any, batch: Any, seen: Any) -> Any:
+        def act(acting: Any, observation: Any) -> tuple[Any, Any]:
+            view = View(observation, None, jnp.zeros(1, bool))
+            actions, acting = algorithm.act(state.params, acting, view, jnp.int32(10**6), key, False)
+            return acting, actions
+
+        _, actions = jax.lax.scan(act, algorithm.start(1), seen)
+        return algorithm.update(state, batch, key), actions
+
+    return lambda: iteration(state, batch, seen)
+
+
+def _fixed(config: ValueConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:
+    init_key, key = jax.random.split(jax.random.key(0))
+    state = jax.jit(make_value_agent(config, spec).init)(init_key)
+    return state, jax.device_put(random_batch(spec, config.batch_size, 0)), key
+
+
+def compare_iterations(rounds: int, tell: Callable[[str], None]) -> list[Overhead]:
+    """What QEM costs in each domain, timed in turns."""
+    lines = []
+    for domain, task in DOMAINS:
+        for preset, peer, limit in PAIRS:
+            tell(f"{preset} and {peer} with the settings of {domain}")
+            functions = {name: make_iteration(PRESETS[name].configure(domain), SPECS[task]) for name in (preset, peer)}
+            times = time_in_turns(functions, jax.block_until_ready, rounds, seconds_per_turn=0.02)
+            lines.append(_overhead(domain, preset, times[preset], peer, times[peer], limit))
+    return lines
+
+
+def _overhead(domain: str, preset: str, time: Timing, peer: str, peer_time: Timing, limit: float) -> Overhead:
+    ratio = time.ratio_to(peer_time)
+    return Overhead(domain, preset, 1e3 * time.seconds, peer, 1e3 * peer_time.seconds, ratio, limit)
+
+
+def measure_shares(configs: Mapping[str, ValueConfig], rounds: int, tell: Callable[[str], None]) -> list[Share]:
+    """The share of the peak that the update of each task reaches."""
+    tell("the peak of matrix products")
+    peak = matrix_multiply_peak()
+    lines = []
+    for task, config in configs.items():
+        tell(f"an update of {task}")
+        spec = SPECS[task]
+        network = jax.eval_shape(make_value_agent(config, spec).init, jax.random.key(0)).params
+        operations = update_operations(network, spec, config.batch_size)
+        times = time_in_turns({task: make_update(config, spec)}, jax.block_until_ready, rounds)
+        seconds = min(times[task].rounds)
+        gflops = operations / seconds / 1e9
+        lines.append(Share(task, operations, 1e3 * seconds, gflops, peak, gflops / peak))
+    return lines

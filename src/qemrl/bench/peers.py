@@ -1,0 +1,90 @@
+"""Virtual environments in which others' libraries run, so that they can be timed beside ours."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+SB3 = (
+    ("torch==2.13.0",),
+    (
+        "sb3-contrib==2.9.2",
+        "stable-baselines3==2.9.2",
+        "gymnasium==1.4.0",
+        "ale-py==0.12.1",
+        "minatar==1.0.15",
+        "opencv-python-headless==5.0.0.93",
+        "numpy==2.4.6",
+    ),
+)
+"""Stable-Baselines3 and what it is timed on, in the order of installation: with torch there first, nothing else brings
+one of its own."""
+
+MARKER = "installed.json"
+"""The file that says what a finished environment holds."""
+
+
+class PeerError(Exception):
+    """A peer's environment could not be made, or did not do what it was asked; the message says what to do."""
+
+
+def default_folder() -> Path:
+    """Where peers live unless told otherwise: a folder of the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "qemrl" / "peers"
+
+
+def make_peer(name: str, packages: Sequence[Sequence[str]], folder: Path) -> Path:
+    """The interpreter of a virtual environment with these packages, which is made unless it is there already.
+
+    Args:
+        name: The environment's folder inside of `folder`.
+        packages: What to install, as pip takes it; each group in a call of its own, one after the other.
+        folder: Where environments are kept.
+
+    Raises:
+        PeerError: It could not be made.
+    """
+    place = (folder / name).absolute()
+    python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    wanted = {"python": sys.version, "packages": [list(group) for group in packages]}
+    if _installed(place) == wanted and python.exists():
+        return python
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PeerError(
+            f"{folder} cannot hold virtual environments ({error}); choose another --peers-folder"
+        ) from error
+    _run([sys.executable, "-m", "venv", str(place)], place)
+    for group in packages:
+        _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *group], place)
+    # Written last: an environment that was left half made has none, and is made again.
+    (place / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
+    return python
+
+
+def last_lines(text: str, count: int = 6) -> str:
+    """The last lines that say something, which is where programs say why they failed."""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def _installed(place: Path) -> object:
+    try:
+        return json.loads((place / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _run(command: list[str], place: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError(
+            f"the virtual environment {place} could not be made: `{' '.join(command[1:])}` failed with\n"
+            f"{last_lines(done.stdout + done.stderr)}\n"
+            "Can pip install packages here, and are 2 GB of disk free? Another place is chosen with --peers-folder"
+        )

@@ -1,0 +1,259 @@
+"""Comparisons: what the numbers are, and what is trained, taken over and gone on with."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from qemrl.agents.value import NetworkConfig
+from qemrl.experiments import compare as comparing
+from qemrl.experiments.compare import Asked, compare, complete, dense, paired, plan, prepare, write
+from qemrl.experiments.curves import COLOURS, Curve, draw, read_curve
+from qemrl.replay.config import ReplayConfig
+from qemrl.serialization import to_json
+from qemrl.training.config import configure
+from qemrl.training.run_directory import RunDirectory
+from qemrl.training.train import Stopped
+
+ENV = "probe/1"
+T_OF_TWO_PAIRS, T_OF_THREE = 12.7062047364, 4.30265272991
+"""Student's quantile at 0.975 with 1 and with 2 degrees of freedom, from tables."""
+
+
+class Watcher:
+    """Counts records, and asks the process to stop at one of them."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stop_at, self.began, self.steps = stop_at, [], []
+
+    def begin(self, config, step, lost):
+        assert not lost
+        self.began.append((config.preset, step))
+
+    def at(self, step):
+        pass
+
+    def record(self, records, steps_per_second):
+        self.steps.append(records[0]["step"])
+        assert steps_per_second > 0
+        if records[0]["step"] == self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def __call__(self, _):
+        return contextlib.nullcontext(self)
+
+
+def tiny(preset: str, steps: int = 400):
+    """A run of seconds, with ten evaluations."""
+    config = configure(preset, ENV, steps, seed=3, num_seeds=2)
+    agent = replace(config.agent, network=NetworkConfig(widths=(16,)), replay=ReplayConfig(capacity=400))
+    agent = replace(agent, learning_starts=64, batch_size=16, target_every=40)
+    return dense(replace(config, agent=agent, evaluation_episodes=2))
+
+
+def written(path: Path, preset: str, steps: int, returns: dict[int, dict[int, float | None]]) -> RunDirectory:
+    """A finished run directory written by hand: returns by seed and step."""
+    first, count = min(returns), len(returns)
+    config = configure(preset, ENV, steps, seed=first, num_seeds=count)
+    directory = RunDirectory.create(path, to_json(config), {})
+    for step in sorted({step for by_step in returns.values() for step in by_step}):
+        for seed, by_step in returns.items():
+            record = {"step": step, "seed": seed, "rollout/ep_rew_mean": None if step == 10 else step / 10}
+            if step in by_step:
+                record["eval/mean_reward"] = by_step[step]
+            directory.append(record)
+    for rate in (10.0, 1000.0, 3000.0):
+        directory.append_timing({"step": 10, "time/fps": rate})
+    directory.finish({})
+    return directory
+
+
+@pytest.fixture
+def two_runs(tmp_path) -> list[RunDirectory]:
+    first = written(tmp_path / "qr-dqn", "qr-dqn", 40, {0: {10: 0.0, 20: 2.0, 40: 4.0}, 1: {10: 1.0, 20: 1.0, 40: 5.0}})
+    other = written(tmp_path / "qem-dqn", "qem-dqn", 40, {0: {20: 3.0, 40: 5.0}, 1: {20: 2.0, 40: 8.0}})
+    return [first, other]
+
+
+def test_a_curve_is_read_from_the_evaluations_that_all_seeds_have(tmp_path):
+    returns = {4: {10: 1.0, 20: 2.0, 30: None, 40: 4.0}, 5: {10: 5.0, 20: 6.0, 30: 7.0}}
+    directory = written(tmp_path / "run", "iqn", 40, returns)
+    curve = read_curve(directory.path)
+    assert (curve.label, curve.env, curve.seeds) == ("iqn", ENV, (4, 5))
+    assert curve.steps.tolist() == [10, 20]
+    assert curve.returns.tolist() == [[1.0, 2.0], [5.0, 6.0]]
+
+
+def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
+    directory = written(tmp_path / "run", "iqn", 40, {0: {}})
+    with pytest.raises(ValueError, match="no evaluation yet"):
+        read_curve(directory.path)
+
+
+def test_the_average_of_a_curve_is_its_area_over_its_length():
+    curve = Curve("dqn", ENV, np.array([10, 20, 40]), np.array([[0.0, 2.0, 4.0]]))
+    assert curve.average == pytest.approx([(10 * 1 + 20 * 3) / 30])
+    assert Curve("dqn", ENV, np.array([10]), np.array([[7.0]])).average.tolist() == [7.0]
+
+
+def test_differences_are_paired_by_seed_and_have_students_interval():
+    steps = np.array([1, 2])
+    first = Curve("a", ENV, steps, np.array([[0.0, 1.0], [0.0, 10.0], [0.0, 20.0]]), (0, 1, 2))
+    # In another order, and with a seed that the first has not: differences are 2, 3 and 4 at the end.
+    other = Curve("b", ENV, steps, np.array([[0.0, 24.0], [0.0, 3.0], [0.0, 13.0], [0.0, 99.0]]), (2, 0, 1, 7))
+    difference = paired(other, first)
+    assert set(difference.seeds) == {0, 1, 2}
+    reach = T_OF_THREE * 1 / np.sqrt(3)
+    assert difference.final == pytest.approx((3.0, 3 - reach, 3 + reach))
+    assert difference.average == pytest.approx((1.5, 1.5 - reach / 2, 1.5 + reach / 2))
+    assert difference.verdict == "higher"
+    assert paired(first, other).verdict == "lower"
+
+
+@pytest.mark.parametrize(("ends", "verdict"), [((1.0, 3.0), "no difference shown"), ((5.0, 5.1), "higher")])
+def test_an_interval_with_zero_in_it_shows_no_difference(ends, verdict):
+    steps = np.array([1])
+    zero = Curve("a", ENV, steps, np.zeros((2, 1)))
+    difference = paired(Curve("b", ENV, steps, np.array(ends)[:, None]), zero)
+    assert difference.verdict == verdict
+    reach = T_OF_TWO_PAIRS * abs(ends[0] - ends[1]) / 2
+    assert difference.final.high - difference.final.value == pytest.approx(reach)
+
+
+def test_one_seed_shows_nothing_and_strangers_cannot_be_paired():
+    one = Curve("a", ENV, np.array([1]), np.array([[1.0]]), (0,))
+    assert paired(one, replace(one, returns=np.array([[9.0]]))).verdict == "one seed shows nothing"
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired(one, replace(one, seeds=(1,)))
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired(one, replace(one, steps=np.array([2])))
+
+
+def test_a_comparison_of_runs_that_are_there(two_runs, tmp_path):
+    comparison = compare(two_runs)
+    first, other = comparison.results
+    assert first.final == pytest.approx((4.5, 4.5 - T_OF_TWO_PAIRS * 0.5, 4.5 + T_OF_TWO_PAIRS * 0.5))
+    assert first.steps_per_second == 1000.0
+    assert other.average.value == pytest.approx(4.5)
+    (difference,) = comparison.differences
+    assert difference.final == pytest.approx((2.0, 2 - T_OF_TWO_PAIRS, 2 + T_OF_TWO_PAIRS))
+    paths = write(comparison, two_runs, tmp_path / "out")
+    assert [path.name for path in paths] == ["figure.png", "figure.svg", "data.csv", "comparison.json"]
+    with paths[2].open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    assert rows[0] == {
+        "preset": "qr-dqn",
+        "seed": "0",
+        "step": "10",
+        "eval/mean_reward": "0.0",
+        "rollout/ep_rew_mean": "",
+    }
+    numbers = json.loads(paths[3].read_text())
+    assert numbers["differences"][0]["verdict"] == "no difference shown"
+    hashes = {run["config_hash"] for run in numbers["runs"]}
+    assert len(hashes) == 2
+    assert all(len(found) == 16 for found in hashes)
+    assert numbers["runs"][0]["commit"] == two_runs[0].record["commit"]
+
+
+def test_every_seed_is_a_thin_line_and_from_three_on_there_is_a_band():
+    steps = np.array([1, 2, 3])
+    for count, bands in ((1, 0), (2, 0), (3, 2)):
+        returns = np.arange(3.0 * count).reshape(count, 3)
+        curves = [Curve("qr-dqn", ENV, steps, returns), Curve("qem-dqn", ENV, steps, returns + 1)]
+        (axis,) = draw(curves).axes
+        assert len(axis.lines) == 2 * (1 + (count if count > 1 else 0))
+        assert len(axis.collections) == bands
+        bold = [line for line in axis.lines if line.get_linewidth() > 1]
+        np.testing.assert_allclose(np.asarray(bold[0].get_ydata()), returns.mean(0))
+        assert [to_hex(line.get_color()) for line in bold] == [COLOURS["qr-dqn"], COLOURS["qem-dqn"]]
+        assert {text.get_text() for text in axis.texts} == {"qr-dqn", "qem-dqn"}
+
+
+def test_environments_are_panels_and_labels_keep_their_looks():
+    steps = np.array([1, 2])
+    curves = [Curve(name, env, steps, np.ones((2, 2))) for env in "abcd" for name in ("x", "y", "dqn")]
+    figure = draw(curves)
+    assert [axis.get_title() for axis in figure.axes] == list("abcd")
+    for axis in figure.axes:
+        colours = [line.get_color() for line in axis.lines if line.get_linewidth() > 1]
+        assert len(set(colours)) == 3
+        assert colours == [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() > 1]
+    with pytest.raises(ValueError, match="no curve"):
+        draw([])
+
+
+def test_names_at_the_ends_do_not_lie_on_one_another():
+    steps = np.array([1, 2])
+    ends = {"a": 1.0, "b": 1.001, "c": 1.002, "d": 0.0}
+    figure = draw([Curve(name, ENV, steps, np.array([[0.0, end]])) for name, end in ends.items()])
+    heights = {text.get_text(): float(text.get_position()[1]) for text in figure.axes[0].texts}
+    assert sorted(heights, key=heights.__getitem__) == ["d", "a", "b", "c"]
+    assert np.diff(sorted(heights.values())).min() > 0.07
+    assert max(heights.values()) <= 1
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
+    presets = ("qr-dqn", "qem-dqn")
+    assert [config.preset for config in plan(Asked(presets), tmp_path)] == list(presets)
+    for asked, message in [
+        (Asked(presets, env="probe/2"), "--env probe/1, and probe/2 is asked for"),
+        (Asked(presets, steps=50), "--steps 40, and 50 is asked for"),
+        (Asked((*presets, "iqn")), "say --env and --steps"),
+        (Asked((*presets, "iqn"), ENV, 60, 0, 2), "--steps 40, and 60"),
+        (Asked((*presets, "iqn"), ENV, 40, 0, None), "the same seeds"),
+        (Asked(("qr-dqn",)), "two or more"),
+        (Asked(("qr-dqn", "qr-dqn")), "different presets"),
+        (Asked(("qr-dqn", "qem-dq"), ENV, 40), "did you mean 'qem-dqn'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            plan(asked, tmp_path)
+
+
+def test_short_runs_are_evaluated_often_and_long_ones_as_their_domain_has_it():
+    long = configure("qr-dqn", "minatar/breakout", 1_000_000)
+    assert dense(long) == long
+    short = dense(configure("qr-dqn", "minatar/breakout", 100_000))
+    assert (short.log_every, short.evaluate_every, short.checkpoint_every) == (2_000, 10_000, 50_000)
+    for steps in (10, 137, 4_000, 44_444):
+        config = dense(configure("dqn", "CartPole-v1", steps))
+        assert sum(config.is_evaluated(step) for step in range(4, config.whole_steps + 1, 4)) <= 30
+        assert config.evaluate_every <= max(4, steps / comparing.LEAST_EVALUATIONS)
+
+
+def test_an_interrupted_comparison_goes_on_and_a_finished_one_is_not_trained_again(tmp_path):
+    configs = [tiny("qr-dqn"), tiny("dqn")]
+    stopping, whole = Watcher(stop_at=200), Watcher()
+    directories = [prepare(config, tmp_path / config.preset) for config in configs]
+    with pytest.raises(Stopped):
+        complete(configs[0], directories[0], stopping)
+    assert not directories[0].done
+    for config in plan(Asked(("qr-dqn", "dqn")), tmp_path):
+        complete(config, prepare(config, tmp_path / config.preset), whole)
+    assert whole.began == [("qr-dqn", 200), ("dqn", 0)]
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")}
+    again = Watcher()
+    for config in configs:
+        complete(config, prepare(config, tmp_path / config.preset), again)
+    assert not again.began
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")} == before
+    comparison = compare(directories)
+    assert [len(result.curve.steps) for result in comparison.results] == [10, 10]
+    assert comparison.results[0].curve.seeds == (3, 4)
+    assert comparison.differences[0].seeds == (3, 4)
+
+
+def test_an_unknown_environment_leaves_no_folder(tmp_path):
+    config = configure("dqn", "CartPole-v0815", 100)
+    with pytest.raises(ValueError, match="CartPole"):
+        prepare(config, tmp_path / "dqn")
+    assert not list(tmp_path.iterdir())

@@ -136,7 +136,7 @@ def test_overrides_reach_the_settings():
     agent = make(**{"replay.n_step": 3, "estimator.order": 2, "double": True})
     assert agent.config.agent.replay.n_step == 3
     assert agent.config.agent.double
-    assert agent.config.agent.estimator == qemrl.QEM(order=2, variance=agent.config.agent.estimator.variance)
+    assert agent.config.agent.estimator == qemrl.QEM(order=2, variance=qemrl.TailVariance(1.5))
 
 
 def test_records_come_at_whole_iterations_for_any_number_of_environments():

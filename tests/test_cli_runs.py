@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import qemrl
 from qemrl.agents.presets import PRESETS
 from qemrl.cli import main
 from qemrl.training import checkpoint
@@ -51,7 +52,7 @@ def test_options_reach_the_configuration(run):
     config = configured(run)
     assert config.seeds == (0, 1)
     assert config.agent.network.widths == (8,)
-    assert config.agent.estimator.variance.value == 1.2
+    assert config.agent.estimator == qemrl.QEM(variance=qemrl.TailVariance(1.2))
     assert config.agent.replay.n_step == 3
     assert config.agent.double
 

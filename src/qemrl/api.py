@@ -129,7 +129,7 @@ class Agent:
 
             view = View(batch, masks, np.zeros(len(batch), bool))
             start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
-            actions, _ = self.algorithm.act(self.params, start, view, np.int32(self.steps), key, True)
+            actions, _ = self._player.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)
         actions = np.asarray(actions)
         return np.asarray(actions[0]) if single else actions
 

@@ -217,17 +217,25 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
     agents = {name: make_value_agent(each, spec) for name, each in switched.items()}
     batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
 
-    def losses(agent):
-        state = agent.init(jax.random.key(0))._replace(frozen=agent.init(jax.random.key(1)).params)
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    def losses(agent, both):
+        params, frozen = (jax.tree.map(lambda leaf, i=i: leaf[i], both.params) for i in (0, 1))
 
         def update(state, key):
             params, learning, update = agent.update(state, batch, key)
             return AgentState(params, learning, state.frozen), update.loss
 
+        state = AgentState(params, agent.init(jax.random.key(0)).learning, frozen)
         return jax.lax.scan(update, state, jax.random.split(jax.random.key(2), 3))[1]
 
-    batch = jax.tree.map(jnp.asarray, batch)
-    found = jax.device_get(jax.jit(lambda: {name: losses(agent) for name, agent in agents.items()})())
+    @jax.jit
+    def run():
+        keys = jax.random.split(jax.random.key(0))
+        starts = {name: jax.vmap(agents[name].init)(keys) for name in ("plain", "dueling", "noisy")}
+        return {name: losses(agent, starts.get(name, starts["plain"])) for name, agent in agents.items()}
+
+    found = jax.device_get(run())
     for name, each in found.items():
         assert np.isfinite(each).all(), name
         assert name == "plain" or abs(each[-1] - found["plain"][-1]) > 1e-6, name

@@ -55,7 +55,8 @@ def tiny(preset: str, steps: int = 400):
     config = configure(preset, ENV, steps, seed=3, num_seeds=2)
     agent = replace(config.agent, network=NetworkConfig(widths=(16,)), replay=ReplayConfig(capacity=400))
     agent = replace(agent, learning_starts=64, batch_size=16, target_every=40)
-    return dense(replace(config, agent=agent, evaluation_episodes=2))
+    rhythm = {"log_every": 40, "evaluate_every": 40, "checkpoint_every": 200, "evaluation_episodes": 2}
+    return replace(config, agent=agent, **rhythm)
 
 
 def written(path: Path, preset: str, steps: int, returns: dict[int, dict[int, float | None]]) -> RunDirectory:

@@ -282,7 +282,7 @@ class Player:
 
     def __init__(self, config: RunConfig, algorithm: Algorithm) -> None:
         self.config, self.algorithm = config, algorithm
-        self._act = make_act(algorithm, evaluating=True)
+        self.act = make_act(algorithm, evaluating=True)
         self._play = jax.jit(self._play_compiled, static_argnames="episodes")
 
     def play(self, params: Any, seed: int, step: int, episodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -293,7 +293,7 @@ class Player:
             return np.asarray(returns), np.asarray(lengths)
         envs = evaluation_envs(self.config, episodes)
         try:
-            return play_hosted(self._act, self.algorithm.start(episodes), params, envs, keys, step)
+            return play_hosted(self.act, self.algorithm.start(episodes), params, envs, keys, step)
         finally:
             envs.close()
 
@@ -302,7 +302,7 @@ class Player:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return and length of an episode in each of `envs`, before each step of which `watch` is called."""
         start = self.algorithm.start(envs.num_envs)
-        return play_hosted(self._act, start, params, envs, Keys.of(seed), step, watch)
+        return play_hosted(self.act, start, params, envs, Keys.of(seed), step, watch)
 
     def _play_compiled(self, keys: Keys, params: Any, step: Any, episodes: int) -> tuple[Any, Any]:
         return play_compiled(self.algorithm, make_compiled(self.config.env), keys, params, step, episodes)

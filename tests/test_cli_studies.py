@@ -20,17 +20,17 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_trains_draws_and_does_not_train_again(tmp_path):
-    first = run("demo", "--steps", "400", folder=tmp_path)
+    first = run("demo", "--steps", "1200", folder=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert "step 400 of 400" in first.stdout
-    again = run("demo", "--steps", "400", folder=tmp_path)
+    assert "step 1,200 of 1,200" in first.stdout
+    again = run("demo", "--steps", "1200", folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "step 400 of 400" not in again.stdout
+    assert "step 1,200 of 1,200" not in again.stdout
     for preset in ("qr-dqn", "qem-dqn"):
         assert f"{preset}: finished already, in demo/{preset}" in again.stdout
         assert (tmp_path / "demo" / preset / "DONE").exists()
     for result in (first, again):
-        assert "minatar/breakout, 400 steps, 2 seeds with 95% intervals" in result.stdout
+        assert "minatar/breakout, 1,200 steps, 2 seeds with 95% intervals" in result.stdout
         assert "Minus qr-dqn, by pairs of seeds" in result.stdout
         assert "wrote demo/figure.png" in result.stdout
     numbers = json.loads((tmp_path / "demo" / "comparison.json").read_text())
@@ -38,9 +38,9 @@ def test_the_demo_trains_draws_and_does_not_train_again(tmp_path):
     with (tmp_path / "demo" / "data.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     evaluated = {(row["preset"], row["seed"], row["step"]) for row in rows if row["eval/mean_reward"]}
-    assert len(evaluated) == 2 * 2 * 10
+    assert len(evaluated) == 2 * 2 * 12
     exploration = api.load(tmp_path / "demo" / "qr-dqn", seed=1).config.agent.exploration
-    assert exploration.over_steps == 100
+    assert exploration.over_steps == 300
 
 
 def test_show_prints_the_numbers_and_writes_the_figure(tmp_path):

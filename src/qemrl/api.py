@@ -7,6 +7,7 @@ agent.save("runs/first")
 agent = qemrl.load("runs/first")
 """
 
+import signal
 import time
 import warnings
 from collections.abc import Mapping
@@ -101,7 +102,9 @@ class Agent:
                 except FloatingPointError as error:
                     raise NotFiniteError(str(error)) from error
                 if records is None:  # between two iterations: the agent is whole, and can go on
-                    raise KeyboardInterrupt(f"stopped at step {loop.step}")
+                    if asked[0] == signal.SIGINT:
+                        raise KeyboardInterrupt(f"stopped at step {loop.step}")
+                    raise SystemExit(128 + asked[0])
                 reason = not_finite(records)
                 if reason is not None:
                     raise NotFiniteError(reason)

@@ -6,7 +6,7 @@ with each episode and shows which one it is, and XLA is told to spend little on 
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -181,7 +181,7 @@ class System:
         for mark in HOST_MARKS:
             self.host.advance(mark, False, lambda: False)
             states[mark] = _taken(self.host.arrays())
-        programs = (self.host._learn._cache_size(), self.host._act._cache_size())
+        programs = (_count_programs(self.host._learn), _count_programs(self.host._act))
         return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], HOST_PROBES)[0])
 
     def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
@@ -196,6 +196,10 @@ class System:
             np.int32(0),
         )
         return params, learning, float(tally.loss), np.asarray(priorities)
+
+
+def _count_programs(function: Any) -> int:
+    return function._cache_size()
 
 
 def _taken(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -222,7 +226,8 @@ def make_host_loop(preset: str, seed: int) -> HostLoop:
     config, env = tiny(preset), mixed_probes(HOST_PROBES)
     name = "contract/mixed-probes-v0"
     gymnasium.registry.pop(name, None)
-    gymnasium.register(name, entry_point=lambda render_mode=None: hosted(env, render_mode))
+    entry_point: Any = partial(hosted, env)
+    gymnasium.register(name, entry_point=entry_point)
     envs = make_host_envs(name, NUM_ENVS)
     return HostLoop(
         make_value_agent(config, envs.spec),
@@ -254,7 +259,7 @@ def _run_compiled(preset: str) -> CompiledRun:
     for mark in MARKS[1:]:
         records += loop.advance(mark, mark == MARKS[-1])
         states[mark] = _taken(loop.arrays())
-    programs = loop._chunk._cache_size()
+    programs = _count_programs(loop._chunk)
     answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], tuple(PROBES))
     return CompiledRun(loop, states, [record["bad_step"] for record in records], programs, answers)
 

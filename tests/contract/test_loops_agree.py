@@ -5,6 +5,7 @@ host loop. Both loops are the real ones.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import jax
@@ -20,6 +21,7 @@ from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.pace import make_pace
+from qemrl.types import EnvSpec
 
 NUM_ENVS, SEED, FIRST_UPDATE, UPDATES = 2, 7, 64, 100
 STEPS = FIRST_UPDATE + 4 * UPDATES
@@ -29,10 +31,12 @@ NAME = "contract/recorded-v0"
 class Recorded(gymnasium.Env):
     """Plays recorded transitions of one environment in their order, and notes the actions."""
 
-    def __init__(self, rows: dict[str, np.ndarray], chosen: list[int]) -> None:
+    def __init__(self, spec: EnvSpec, rows: dict[str, np.ndarray], chosen: list[int]) -> None:
         self.rows, self.chosen, self.now = rows, chosen, 0
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(2)
+        # The bounds are the compiled environment's: networks bring observations to [−1, 1] by them.
+        low, high = (np.array(ends, np.float32) for ends in (spec.low, spec.high))
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        self.action_space = gymnasium.spaces.Discrete(spec.num_actions)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
@@ -72,16 +76,17 @@ def transitions(loop: CompiledLoop) -> dict[str, np.ndarray]:
     return {name: np.asarray(getattr(replay, name))[0, :rows].reshape(rows, NUM_ENVS, -1) for name in names}
 
 
-def host_run(config: ValueConfig, recorded: dict[str, np.ndarray]) -> tuple[HostLoop, np.ndarray]:
+def host_run(config: ValueConfig, spec: EnvSpec, recorded: dict[str, np.ndarray]) -> tuple[HostLoop, np.ndarray]:
     places, chosen = iter(range(NUM_ENVS)), [[] for _ in range(NUM_ENVS)]
 
     def make() -> Recorded:
         place = next(places)
         rows = {name: array[:, place] for name, array in recorded.items()}
-        return Recorded({n: a if "observation" in n else a[:, 0] for n, a in rows.items()}, chosen[place])
+        return Recorded(spec, {n: a if "observation" in n else a[:, 0] for n, a in rows.items()}, chosen[place])
 
     gymnasium.registry.pop(NAME, None)
-    gymnasium.register(NAME, entry_point=make, disable_env_checker=True)
+    entry_point: Any = make
+    gymnasium.register(NAME, entry_point=entry_point, disable_env_checker=True)
     envs = make_host_envs(NAME, NUM_ENVS)
     loop = HostLoop(
         make_value_agent(config, envs.spec),
@@ -117,7 +122,7 @@ def test_both_loops_make_the_same_updates_from_the_same_transitions(tiny, preset
     recorded = transitions(compiled)
     assert recorded["terminated"].sum() > 3
     assert (recorded["truncated"] & ~recorded["terminated"]).sum() > 3
-    host, chosen = host_run(config, recorded)
+    host, chosen = host_run(config, compiled.env.spec, recorded)
 
     np.testing.assert_array_equal(chosen, recorded["action"][..., 0])
     assert len(np.unique(chosen)) == 2

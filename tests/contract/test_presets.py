@@ -68,7 +68,12 @@ def same(one, other) -> bool:
 def test_the_target_network_is_read_where_a_transition_goes_on(system):
     state = mid_state(system)
     batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
-    others = state._replace(frozen=jax.tree.map(lambda leaf: leaf + jnp.float32(0.3), state.frozen))
+    # Not the same for all outputs of a layer, which probabilities would not notice.
+    others = state._replace(
+        frozen=jax.tree.map(
+            lambda leaf: leaf + np.sin(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape), state.frozen
+        )
+    )
     *_, loss, surprises = system.learn(state, batch)
     *_, other_loss, other_surprises = system.learn(others, batch)
     goes_on = batch.discount > 0
@@ -131,7 +136,9 @@ def test_importance_weights_reach_the_gradient(system):
     assert not same(
         system.learn(state, batch._replace(reward=low))[0], system.learn(state, batch._replace(reward=high))[0]
     )
-    whole, halved = (system.learn(state, batch._replace(weight=share * batch.weight)) for share in np.float32([1, 0.5]))
+    whole, halved = (
+        system.learn(state, batch._replace(weight=share * batch.weight)) for share in (np.float32(1), np.float32(0.5))
+    )
     assert halved[2] == pytest.approx(0.5 * whole[2], rel=1e-5)
     assert not same(halved[0], whole[0])
 

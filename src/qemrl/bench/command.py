@@ -28,10 +28,15 @@ def bench_value(seconds: float = 20.0, json_file: Path | None = None, peers_fold
             report = value.run(seconds, folder, lambda what: status.update(f"{what} …"))
     except peers.PeerError as error:
         raise UsageError(str(error)) from error
+    show(report)
+    write_json(report.as_json(), json_file)
+
+
+def show(report: Any) -> None:
+    """Print a report as three tables."""
     _show_speeds(report)
     _show_overheads(report)
     _show_shares(report)
-    write_json(report.as_json(), json_file)
 
 
 def _verdict(text: str, holds: bool | None) -> str:

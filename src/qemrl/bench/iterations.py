@@ -14,7 +14,7 @@ import numpy as np
 from qemrl.agents.algorithm import View
 from qemrl.agents.presets import PRESETS, Domain
 from qemrl.agents.value import ValueConfig, make_value_agent
-from qemrl.bench.roofline import matrix_multiply_peak, update_operations
+from qemrl.bench.roofline import update_operations
 from qemrl.bench.timing import Timing, time_in_turns
 from qemrl.types import Batch, EnvSpec
 
@@ -138,10 +138,10 @@ def _overhead(domain: str, preset: str, time: Timing, peer: str, peer_time: Timi
     return Overhead(domain, preset, 1e3 * time.seconds, peer, 1e3 * peer_time.seconds, ratio, limit)
 
 
-def measure_shares(configs: Mapping[str, ValueConfig], rounds: int, tell: Callable[[str], None]) -> list[Share]:
-    """The share of the peak that the update of each task reaches."""
-    tell("the peak of matrix products")
-    peak = matrix_multiply_peak()
+def measure_shares(
+    configs: Mapping[str, ValueConfig], peak: float, rounds: int, tell: Callable[[str], None]
+) -> list[Share]:
+    """The share of the peak, in GFLOP/s, that the update of each task reaches."""
     lines = []
     for task, config in configs.items():
         tell(f"an update of {task}")

@@ -20,6 +20,7 @@ import jax
 from qemrl.bench.iterations import Overhead, Share, compare_iterations, measure_shares
 from qemrl.bench.peers import SB3, PeerError, last_lines, make_peer
 from qemrl.bench.qemrl_value import settings
+from qemrl.bench.roofline import matrix_multiply_peak
 
 TURNS = 3
 """How many turns each side gets with each number of threads."""
@@ -105,7 +106,8 @@ def run(seconds: float, folder: Path, tell: Callable[[str], None]) -> ValueRepor
     # First, while no other process has run: these are differences of percents.
     overheads = compare_iterations(max(3, round(3 * seconds)), tell)
     configs = {task: settings(task).agent for task in TASKS}
-    shares = measure_shares(configs, max(3, round(5 * seconds)), tell)
+    tell("the peak of matrix products")
+    shares = measure_shares(configs, matrix_multiply_peak(), max(3, round(5 * seconds)), tell)
     speeds = [line for name in TASKS for line in compare_rates(name, seconds / TURNS, python, tell)]
     device = jax.devices()[0]
     machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}

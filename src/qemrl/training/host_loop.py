@@ -49,7 +49,7 @@ class HostLoop:
         self.seed, self.evaluation_episodes = seed, evaluation_episodes
         self.keys = Keys.of(seed)
         self.vector_steps = 0
-        self.agent: AgentState = jax.jit(algorithm.init)(self.keys.init)
+        self.agent = jax.jit(algorithm.init)(self.keys.init)
         self.acting = algorithm.start(pace.num_envs)
         self.tally = Tally.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
@@ -59,7 +59,7 @@ class HostLoop:
         self.first = np.ones(pace.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        self._act = make_act(algorithm, evaluating=False)
+        self._act = jax.jit(self._choose)
         self._act_in_evaluation = make_act(algorithm, evaluating=True)
         # Parameters are not donated: acting goes on with the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
@@ -70,6 +70,17 @@ class HostLoop:
     def step(self) -> int:
         """Agent steps so far."""
         return self.vector_steps * self.pace.num_envs
+
+    @property
+    def agent(self) -> AgentState:
+        """All that the agent has learned."""
+        return AgentState(*(jax.tree.unflatten(*part) for part in zip(self._structures, self._leaves, strict=True)))
+
+    @agent.setter
+    def agent(self, agent: AgentState) -> None:
+        # Compiled functions are called with leaves: taking modules apart at each call would show on small networks.
+        self._leaves = AgentState(*(jax.tree.leaves(part) for part in agent))
+        self._structures = AgentState(*(jax.tree.structure(part) for part in agent))
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> dict[str, Any] | None:
         """Run to `until` steps; numbers by tag, or None if `stop` asked to stop before."""
@@ -125,23 +136,24 @@ class HostLoop:
         return lost
 
     def _iterate(self) -> None:
-        params, surprises = self.agent.params, []
+        params, surprises = self._leaves.params, []
         if self.step >= self.pace.first_update:
             updates = self.pace.updates_until(self.step)
             for number in range(updates, updates + self.pace.updates):
                 if number and number % self.algorithm.refresh_every == 0:
                     self.agent = self.agent._replace(frozen=self.algorithm.refresh(self.agent))
                 batch, indices = self.replay.sample(self._sampling_bits(number))
+                leaves = self._leaves
                 learned, learning, self.tally, priorities = self._learn(
-                    self.agent.learning,
+                    leaves.learning,
                     self.tally,
-                    self.agent.params,
-                    self.agent.frozen,
+                    leaves.params,
+                    leaves.frozen,
                     batch,
                     np.int32(number),
                     np.int32(self.step),
                 )
-                self.agent = AgentState(learned, learning, self.agent.frozen)
+                self._leaves = AgentState(learned, learning, leaves.frozen)
                 surprises.append((indices, priorities))
         for _ in range(self.pace.vector_steps):
             self._step(params)
@@ -151,11 +163,9 @@ class HostLoop:
                     raise FloatingPointError(f"seed {self.seed}, step {self.step}: the loss is not finite")
                 self.replay.update_priorities(indices, np.asarray(priorities))
 
-    def _step(self, params: Any) -> None:
+    def _step(self, params: list[Array]) -> None:
         view = View(self.observation, self.mask, self.first)
-        actions, self.acting = self._act(
-            params, self.acting, view, np.int32(self.step), np.int32(self.vector_steps), self.keys.act
-        )
+        actions, self.acting = self._act(params, self.acting, view, np.int32(self.vector_steps))
         actions = np.asarray(actions)
         with self._explained():
             result = self.envs.step(actions)
@@ -196,19 +206,28 @@ class HostLoop:
         ]
         return Step(*rows)
 
+    def _choose(
+        self, params: list[Array], acting: Any, view: View, count: Int[Array, ""]
+    ) -> tuple[Int[Array, " envs"], Any]:
+        network, step = jax.tree.unflatten(self._structures.params, params), count * self.pace.num_envs
+        return self.algorithm.act(network, acting, view, step, jax.random.fold_in(self.keys.act, count), False)
+
     def _update(
         self,
-        learning: Any,
+        learning: list[Array],
         tally: Tally,
-        params: Any,
-        frozen: Any,
+        params: list[Array],
+        frozen: list[Array],
         batch: Batch,
         updates: Int[Array, ""],
         step: Int[Array, ""],
-    ) -> tuple[Any, Any, Tally, Float[Array, " batch"]]:
+    ) -> tuple[list[Array], list[Array], Tally, Float[Array, " batch"]]:
         key = jax.random.fold_in(self.keys.update, updates)
-        params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key)
-        return params, learning, tally.learned(update.loss, step), update.priorities
+        parts = zip(self._structures, (params, learning, frozen), strict=True)
+        agent = AgentState(*(jax.tree.unflatten(*part) for part in parts))
+        learned, still_learning, update = self.algorithm.update(agent, batch, key)
+        leaves = jax.tree.leaves(learned), jax.tree.leaves(still_learning)
+        return *leaves, tally.learned(update.loss, step), update.priorities
 
     def _sampling_bits(self, update: int) -> Any:
         block, place = divmod(update, BITS_AT_ONCE)

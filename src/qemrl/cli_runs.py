@@ -309,6 +309,7 @@ def _failures() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
+        warnings.simplefilter("default", UserWarning)
         try:
             yield
         except (MemoryShortageError, RunLockedError) as error:

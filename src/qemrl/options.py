@@ -132,7 +132,7 @@ def _check_names(options: type, arguments: Sequence[str], prog: str) -> None:
             continue
         name = word.partition("=")[0].replace("_", "-")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) or _by_last_part(name, known)
+            near = _nearest(name, known)
             hint = f"did you mean {near[0]}?" if near else f"`{prog} --help` shows all"
             raise UsageError(f"there is no option {name} here; {hint}")
 
@@ -148,8 +148,11 @@ def _names(options: type, path: str) -> Iterator[str]:
             yield option(f"{path}no-{field.name}")
 
 
-def _by_last_part(name: str, known: set[str]) -> list[str]:
-    """Options that are called so within a group, such as --replay.n-step for --n-step."""
-    last = name.removeprefix("--").rpartition(".")[2]
-    parts = {each.removeprefix("--").rpartition(".")[2]: each for each in sorted(known)}
-    return [parts[near] for near in difflib.get_close_matches(last, parts, n=1, cutoff=0.6)]
+def _nearest(name: str, known: set[str]) -> list[str]:
+    """The option that is most likely meant: one called so in some group, such as --replay.n-step for --n-step, first."""
+    last = {each.removeprefix("--").rpartition(".")[2]: each for each in sorted(known)}
+    typed = name.removeprefix("--").rpartition(".")[2]
+    if typed in last:
+        return [last[typed]]
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return near or [last[each] for each in difflib.get_close_matches(typed, last, n=1, cutoff=0.6)]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.algorithm import AgentState
+from qemrl.agents.algorithm import AgentState, Update
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
 from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled
@@ -28,7 +28,6 @@ from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.pace import make_pace
-from qemrl.training.tally import Tally
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 NUM_ENVS = 4
@@ -184,18 +183,16 @@ class System:
         programs = (_count_programs(self.host._learn), _count_programs(self.host._act))
         return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], HOST_PROBES)[0])
 
+    @cached_property
+    def update(self) -> Callable[[AgentState, Batch, np.int32], tuple[Any, Any, Update]]:
+        """The agent's update as the host loop makes it: with the key of its number."""
+        algorithm, key = self.host.algorithm, self.host.keys.update
+        return jax.jit(lambda state, batch, number: algorithm.update(state, batch, jax.random.fold_in(key, number)))
+
     def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
-        """Params, learning, loss and priorities after one of the host loop's updates from this state."""
-        params, learning, tally, priorities = self.host._learn(
-            jax.tree.map(jnp.array, state.learning),  # a copy, for it is donated
-            Tally.empty(),
-            state.params,
-            state.frozen,
-            batch,
-            np.int32(number),
-            np.int32(0),
-        )
-        return params, learning, float(tally.loss), np.asarray(priorities)
+        """Params, learning, loss and priorities after an update from this state."""
+        params, learning, update = self.update(state, batch, np.int32(number))
+        return params, learning, float(update.loss), np.asarray(update.priorities)
 
 
 def _count_programs(function: Any) -> int:

@@ -36,4 +36,4 @@ format: env  ## put the code into the house format
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what the commands above made
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis demo
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis demo fits

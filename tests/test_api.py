@@ -173,6 +173,6 @@ def test_progress_is_silent_on_demand_and_one_line_in_a_pipe(saved, capsys):
         (True, f"step {config.whole_steps} of {config.whole_steps}  50 steps/s  evaluation return 100.0\n"),
     ):
         with bar(config, 0, visible) as watcher:
-            watcher.at(10)
+            watcher.at(10.0)
             watcher.record([record], 50.0)
         assert capsys.readouterr().out == said

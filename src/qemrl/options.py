@@ -149,7 +149,7 @@ def _names(options: type, path: str) -> Iterator[str]:
 
 
 def _nearest(name: str, known: set[str]) -> list[str]:
-    """The option that is most likely meant: one called so in some group, such as --replay.n-step for --n-step, first."""
+    """The option that is most likely meant; first one called so in some group, as --replay.n-step for --n-step."""
     last = {each.removeprefix("--").rpartition(".")[2]: each for each in sorted(known)}
     typed = name.removeprefix("--").rpartition(".")[2]
     if typed in last:

@@ -18,8 +18,8 @@ import tyro
 
 from qemrl.console import UsageError
 
-FIXED = {"agent", "env", "preset", "protocol.clip_rewards", "protocol.name"}
-"""What is no option: chosen by name before, or decided elsewhere (the agent's `clip_rewards` is what counts)."""
+FIXED = {"agent", "env", "preset", "protocol.name"}
+"""What is no option: it is chosen by name before."""
 
 Fields = dict[str, tuple[Any, Any]]
 """The annotation and the default of each further option."""

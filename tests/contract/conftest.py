@@ -113,7 +113,8 @@ def tiny(preset: str, kappa: float = 1.0) -> ValueConfig:
     return replace(
         config,
         representation=representation,
-        exploration=EpsilonGreedy(final=0.3, over_steps=100, evaluation=0.0),
+        # What is learned does not depend on how actions are chosen, but how soon the worse ones are learned does.
+        exploration=EpsilonGreedy(final=0.6, over_steps=100, evaluation=0.0),
         network=NetworkConfig(widths=(32,)),
         optimiser=replace(config.optimiser, learning_rate=2e-3),
         replay=ReplayConfig(capacity=12_000),

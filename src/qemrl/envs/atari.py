@@ -51,9 +51,6 @@ class AtariProtocol:
     stack: int = 4
     """How many frames an observation stacks, the newest last; an episode begins with copies of its first frame."""
 
-    clip_rewards: bool = True
-    """Whether the learner clips rewards to [−1, 1]; returns are reported unclipped."""
-
     full_action_space: bool = False
     """Whether all 18 actions are offered in every game."""
 

@@ -177,13 +177,13 @@ def _show_results(comparison: "Comparison") -> None:
         results.add_row(result.curve.label, *_cells(result.final, result.average), speed)
     rich.print(results)
     against = comparison.results[0].curve.label
-    differences = table(f"Minus {against}, by pairs of seeds", "preset", ">pairs", "at the end", "over the curve", "")
+    differences = table(f"Minus {against}, by pairs of seeds", "preset", ">pairs", "at the end", "over the curve")
     for difference in comparison.differences:
         pairs = str(len(difference.seeds))
-        differences.add_row(
-            difference.preset, pairs, *_cells(difference.final, difference.average), _verdict(difference)
-        )
+        differences.add_row(difference.preset, pairs, *_cells(difference.final, difference.average))
     rich.print(differences)
+    for difference in comparison.differences:
+        rich.print(f"{difference.preset} against {against}, at the end: {_verdict(difference)}")
     print("over the curve: the area under the evaluation curve, divided by its length; steps/s: of all seeds together")
 
 

@@ -4,8 +4,7 @@ import contextlib
 import difflib
 import shlex
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ import tyro
 from tyro.conf import Positional
 
 import qemrl
-from qemrl.console import UsageError, require, table, write_json
+from qemrl.console import UsageError, failures, require, table, usage, write_json
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
@@ -60,7 +59,7 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         raise UsageError(f"there is no preset `{preset}`; {hint}")
     env = _take(words, "--env")
     require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
-    with _usage():
+    with usage():
         config, parsed = _configure(preset, env, words)
     _begin(config, parsed.out, parsed.tensorboard)
 
@@ -76,7 +75,7 @@ def resume(directory: Positional[Path], steps: int | None = None) -> None:
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.train import extend
 
-    with _usage():
+    with usage():
         run = RunDirectory(directory)
         config = read_config(run.config)
         if steps is not None and steps != config.steps and not (run.done and steps < config.steps):
@@ -113,13 +112,13 @@ def evaluate(
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.video import require_suffix
 
-    with _usage():
+    with usage():
         if video is not None:
             require_suffix(video)
         config = read_config(RunDirectory(directory).config)
         chosen = config.seeds if seed_of_run is None else (seed_of_run,)
         agents = [api.load(directory, seed) for seed in chosen]
-    with _failures():
+    with failures():
         results = [agent.evaluate(episodes) for agent in agents]
         filmed = video is not None and agents[0].record_video(video)
     data: dict[str, Any] = {
@@ -251,7 +250,7 @@ def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
     folder = (
         out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
     )
-    with _usage():
+    with usage():
         if tensorboard:
             from qemrl.training.tensorboard import require_tensorboard
 
@@ -273,7 +272,7 @@ def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
         print(f"{run.path} is finished: {config.steps:,} steps are done. `{again} --steps N` goes on to N steps.")
         return
     try:
-        with _failures(), contextlib.ExitStack() as stack:
+        with failures(), contextlib.ExitStack() as stack:
             watchers = [stack.enter_context(progress.bar(config, 0, visible=True))]
             if tensorboard or (run.path / FOLDER).exists():
                 watchers.append(stack.enter_context(board(run)))
@@ -285,40 +284,3 @@ def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
         print(f"qemrl: stopped without saving; go on from the last checkpoint with: {again}", file=sys.stderr)
         sys.exit(130)
     print(f"finished: {run.path}; try it out with: qemrl evaluate {shlex.quote(str(run.path))}")
-
-
-@contextlib.contextmanager
-def _usage() -> Iterator[None]:
-    """Turn what is wrong with a configuration or a folder into a usage error."""
-    from qemrl.training.run_directory import RunExistsError
-
-    with _failures():
-        try:
-            yield
-        except (ValueError, RunExistsError) as error:
-            raise UsageError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
-    from qemrl.training.checkpoint import CheckpointError
-    from qemrl.training.memory import MemoryShortageError
-    from qemrl.training.run_directory import RunLockedError, RunWriteError
-    from qemrl.training.train import NotFiniteError
-
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        warnings.simplefilter("default", UserWarning)
-        try:
-            yield
-        except (MemoryShortageError, RunLockedError) as error:
-            raise UsageError(str(error)) from error
-        except (CheckpointError, RunWriteError, NotFiniteError) as error:
-            print(f"qemrl: {error}", file=sys.stderr)
-            sys.exit(1)
-
-
-def _show_warning(message: Warning | str, *place: Any) -> None:
-    del place
-    print(f"qemrl: warning: {message}", file=sys.stderr)

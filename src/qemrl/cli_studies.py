@@ -1,9 +1,8 @@
 """The commands that train or look at several things and draw a figure: `show`, `compare` and `demo`."""
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import tyro
 from rich.markup import escape
 from tyro.conf import Positional
 
-from qemrl.console import UsageError, require, table, working
+from qemrl.console import failures, require, table, usage, working
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison, Difference
@@ -51,7 +50,7 @@ def compare(
     from qemrl.experiments.compare import Asked, plan
     from qemrl.training.config import configure
 
-    with _usage():
+    with usage():
         configs = plan(Asked(presets, env, steps, seed, num_seeds), out)
     for config in configs:
         if config.agent != configure(config.preset, config.env, config.steps).agent:
@@ -73,7 +72,7 @@ def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
     _require_folder(out)
     from qemrl.experiments.compare import Asked, plan
 
-    with _usage():
+    with usage():
         configs = plan(Asked(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
     _complete_and_report(configs, out)
 
@@ -105,8 +104,8 @@ def show(
     from qemrl import api
     from qemrl.experiments import show as shows
 
-    with working("playing an episode"), _failures():
-        with _usage():
+    with working("playing an episode"), failures():
+        with usage():
             agent = api.load(run, seed_of_run)
         episode = shows.watch(agent, episode_seed, moments)
     if episode.note:
@@ -144,16 +143,21 @@ def _show_moments(episode: "Episode") -> None:
 
 def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     from qemrl.experiments import compare as comparing
+    from qemrl.training.train import Stopped
 
     directories = []
     for config in configs:
         path = out / config.preset
-        with _failures():
-            with _usage():
-                directory = comparing.prepare(config, path)
-            if directory.done:
-                print(f"{config.preset}: finished already, in {path}")
-            comparing.complete(config, directory, _watched)
+        with usage():
+            directory = comparing.prepare(config, path)
+        if directory.done:
+            print(f"{config.preset}: finished already, in {path}")
+        try:
+            with failures():
+                comparing.complete(config, directory, _watched)
+        except Stopped as stop:
+            print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
+            sys.exit(128 + stop.signal_number)
         directories.append(directory)
     comparison = comparing.compare(directories)
     _show_results(comparison)
@@ -194,34 +198,3 @@ def _cells(*intervals: Any) -> list[str]:
 def _verdict(difference: "Difference") -> str:
     colour = {"higher": "[green]", "lower": "[red]"}.get(difference.verdict, "")
     return f"{colour}{difference.verdict}"
-
-
-@contextlib.contextmanager
-def _usage() -> Iterator[None]:
-    """Turn what is wrong with what was asked for into a usage error."""
-    from qemrl.training.run_directory import RunExistsError
-
-    try:
-        yield
-    except (ValueError, RunExistsError) as error:
-        raise UsageError(str(error)) from error
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """Say in one line what stopped a run, and how to go on; exit code 2 where it could not begin."""
-    from qemrl.training.checkpoint import CheckpointError
-    from qemrl.training.memory import MemoryShortageError
-    from qemrl.training.run_directory import RunLockedError, RunWriteError
-    from qemrl.training.train import NotFiniteError, Stopped
-
-    try:
-        yield
-    except Stopped as stop:
-        print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
-        sys.exit(128 + stop.signal_number)
-    except (MemoryShortageError, RunLockedError) as error:
-        raise UsageError(str(error)) from error
-    except (CheckpointError, RunWriteError, NotFiniteError) as error:
-        print(f"qemrl: {error}", file=sys.stderr)
-        sys.exit(1)

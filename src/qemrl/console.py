@@ -1,7 +1,12 @@
 """What commands share: how they speak to whoever called them."""
 
+import contextlib
 import json
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -38,3 +43,40 @@ def write_json(data: dict, path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         print(f"wrote {path}")
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn what is wrong with a configuration or a folder into a usage error."""
+    from qemrl.training.run_directory import RunExistsError
+
+    with failures():
+        try:
+            yield
+        except (ValueError, RunExistsError) as error:
+            raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
+    from qemrl.training.checkpoint import CheckpointError
+    from qemrl.training.memory import MemoryShortageError
+    from qemrl.training.run_directory import RunLockedError, RunWriteError
+    from qemrl.training.train import NotFiniteError
+
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        warnings.simplefilter("default", UserWarning)
+        try:
+            yield
+        except (MemoryShortageError, RunLockedError) as error:
+            raise UsageError(str(error)) from error
+        except (CheckpointError, RunWriteError, NotFiniteError) as error:
+            print(f"qemrl: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *place: Any) -> None:
+    del place
+    print(f"qemrl: warning: {message}", file=sys.stderr)

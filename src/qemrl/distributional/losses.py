@@ -58,8 +58,8 @@ def quantile_huber(
         values,
         levels,
         targets,
-        cpu=lambda *given: quantile_huber_scanned(*given, target_probs, kappa),
-        default=lambda *given: quantile_huber_pairwise(*given, target_probs, kappa),
+        cpu=lambda v, q, t: quantile_huber_scanned(v, q, t, target_probs, kappa),
+        default=lambda v, q, t: quantile_huber_pairwise(v, q, t, target_probs, kappa),
     )
 
 

@@ -256,7 +256,7 @@ def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
 
             require_tensorboard()
         require_possible(config)  # what is wrong with it is said before a folder is made
-        run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(sys.argv)})
+        run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(["qemrl", *sys.argv[1:]])})
     print(f"run directory: {folder}", flush=True)
     _run(config, run, tensorboard)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qemrl
+from qemrl.agents.names import SUMMARIES
 from qemrl.paper.catalogue import ITEMS
 
 QEMRL = Path(sys.executable).parent / "qemrl"
@@ -25,6 +26,9 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 def test_list_shows_every_preset_and_item_and_answers_without_jax():
     result = run("list")
     assert result.returncode == 0
+    for name, summary in SUMMARIES.items():
+        assert f"{name} " in result.stdout
+        assert summary in result.stdout
     for name, preset in qemrl.ESTIMATORS.items():
         assert name in result.stdout
         assert preset.summary in result.stdout
@@ -150,5 +154,5 @@ def test_an_interrupt_ends_fits_without_a_traceback(tmp_path):
 def test_a_reader_that_goes_away_leaves_no_traceback():
     pipe = f"'{QEMRL}' list | head -n 1"
     result = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("Estimator presets")
+    assert result.stdout.startswith("Agents")
     assert result.stderr == ""

@@ -10,6 +10,7 @@ import pytest
 
 import qemrl
 import qemrl.tabular
+from qemrl.agents.names import SUMMARIES
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +37,16 @@ def test_every_public_name_is_on_its_page(page, package):
     assert not missing
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/estimators.md", "docs/tabular.md"])
+@pytest.mark.parametrize("preset", SUMMARIES)
+def test_every_preset_has_a_page_with_its_command_deviations_and_results(preset):
+    text = (ROOT / "docs" / "presets" / f"{preset}.md").read_text(encoding="utf-8")
+    assert f"qemrl train {preset} --env" in text
+    for heading in ("## Use", "## Metrics", "## Deviations", "## Results"):
+        assert heading in text
+    assert "@@" not in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/agents.md", "docs/estimators.md", "docs/tabular.md"])
 def test_the_python_examples_of_a_page_run(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -47,7 +57,8 @@ def test_the_python_examples_of_a_page_run(page):
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/estimators.md", "docs/tabular.md", "docs/ledger.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))],
 )
 def test_links_between_files_lead_somewhere(page):
     path = ROOT / page

@@ -27,8 +27,16 @@ from qemrl.statistics import Interval
 
 
 def list_known() -> None:
-    """Show the presets and the paper's items that this version knows."""
-    presets = table("Estimator presets", "name", "what it is")
+    """Show the agents, estimators and items of the paper that this version knows."""
+    from qemrl.agents.names import SUMMARIES
+
+    agents = table("Agents: qemrl train NAME --env ID", "name", "what it is")
+    for name, summary in SUMMARIES.items():
+        agents.add_row(name, summary)
+    rich.print(agents)
+    print("Environments: any id of Gymnasium with finitely many actions; minatar/breakout, asterix, freeway, seaquest,")
+    print("space_invaders; jax/cartpole, jax/catch; probe/1 to probe/8\n")
+    presets = table("Estimators: qemrl train NAME --env ID --estimator NAME", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)
     rich.print(presets)

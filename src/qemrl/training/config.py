@@ -1,7 +1,8 @@
 """What a run is: enough to do it again."""
 
 import difflib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qemrl.agents.presets import PRESETS, Domain
@@ -177,6 +178,8 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         raise ValueError(f"there is no preset {preset!r}: {hint}")
     domain = domain_of(env)
     agent = PRESETS[preset].configure(domain)
+    whole = math.lcm(agent.update_every, num_envs)  # a refresh falls between iterations
+    agent = replace(agent, target_every=-(-agent.target_every // whole) * whole)
     pace = make_pace(num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
     rhythm = _RHYTHMS[domain].fitted(pace.steps)
     return RunConfig(

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from qemrl.envs.bounds import USUAL_BOUNDS
 from qemrl.envs.host import (
     HostEnvs,
     InProcessEnvs,
@@ -241,9 +242,8 @@ def test_specs_say_what_spaces_say():
     assert (spec.observation_shape, spec.observation_dtype, spec.num_actions) == ((2,), "float32", 3)
     np.testing.assert_allclose(np.array(spec.low), [-1.2, -0.07], rtol=1e-6)
     np.testing.assert_allclose(np.array(spec.high), [0.6, 0.07], rtol=1e-6)
-    spec = make_host_envs("CartPole-v1", 1).spec
-    assert spec.low is None
-    assert spec.high is None
+    spec = make_host_envs("CartPole-v1", 1).spec  # open bounds: the usual ones are taken
+    assert (spec.low, spec.high) == USUAL_BOUNDS["CartPole-v1"]
     spec = make_host_envs("Counting-v0", 1).spec  # float64, actions from 5
     assert (spec.observation_dtype, spec.num_actions) == ("float32", 3)
 

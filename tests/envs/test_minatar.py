@@ -73,6 +73,14 @@ def test_the_other_games_begin_by_chance(game):
     assert (observations != observations[:1]).any()
 
 
+def test_a_game_first_made_while_jax_traces_can_be_made_again(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("pgx.minatar.freeway")]:
+        monkeypatch.delitem(sys.modules, module)
+    jax.make_jaxpr(lambda key: make_compiled("minatar/freeway").reset(key)[1])(jax.random.key(0))
+    _, observation = make_compiled("minatar/freeway").reset(jax.random.key(0))
+    assert np.asarray(observation).any()
+
+
 @pytest.mark.parametrize("game", ["breakout", "space_invaders"])
 def test_one_key_repeats_and_episodes_end_and_begin_anew(game):
     play = random_play(make_compiled(f"minatar/{game}"), 400)

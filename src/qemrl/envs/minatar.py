@@ -61,7 +61,8 @@ def minatar(game: str, max_steps: int = MAX_STEPS) -> CompiledEnv:
     except ModuleNotFoundError as error:
         message = f"'minatar/{game}' needs pgx, which cannot be imported: pip install 'qemrl[minatar]'"
         raise ValueError(message) from error
-    rules: Any = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]
+    with jax.ensure_compile_time_eval():  # pgx imports the game here, and a game's module holds arrays
+        rules: Any = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]
     shapes = _shapes(rules)
     start = _fixed_start(rules) if game in FIXED_STARTS else None
 

@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
-from qemrl.agents.algorithm import Algorithm
-from qemrl.agents.value import make_value_agent
-from qemrl.exploration import allowed
+from qemrl.agents.algorithm import Algorithm, View
+from qemrl.agents.estimates import require_fit
+from qemrl.agents.presets import make_agent
+from qemrl.estimators import Statistic
 from qemrl.serialization import replace_at, to_json
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import Loop, Player, describe_environment, make_loop, read_params
+from qemrl.training.play import make_act
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.train import NotFiniteError, asked_to_stop, extend, not_finite
 from qemrl.types import EnvSpec, ReturnDist
@@ -60,11 +62,13 @@ class Agent:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
         self.config = config
         self.spec: EnvSpec = describe_environment(config)
-        self.algorithm: Algorithm = make_value_agent(config.agent, self.spec)
+        self.algorithm: Algorithm = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _Loaded | None = None
         self._player = Player(config, self.algorithm)
-        self._predict = jax.jit(self._values)
+        self._explore = make_act(self.algorithm, evaluating=False)
+        self._values = jax.jit(self.algorithm.q)
+        self._decide = jax.jit(self.algorithm.decide, static_argnums=3)
         self._distribution = jax.jit(self.algorithm.distribution)
 
     @property
@@ -112,40 +116,64 @@ class Agent:
         return self
 
     def predict(
-        self, observation: Any, deterministic: bool = True, mask: Any = None, seed: int = 0
-    ) -> Int[np.ndarray, "*batch"]:
-        """The action for an observation, or the actions for a batch of them.
+        self,
+        observation: Any,
+        deterministic: bool = True,
+        mask: Any = None,
+        seed: int = 0,
+        risk: Statistic | None = None,
+    ) -> Shaped[np.ndarray, "..."]:
+        """The action for an observation, or the actions for a batch of them, in the environment's units.
 
         Args:
             observation: One observation, or several along a first axis.
-            deterministic: The action with the largest Q; else one of the exploration in evaluation, drawn with `seed`.
+            deterministic: The best action; else one as in training, drawn with `seed` (value agents explore as they do
+                in evaluation, where they do so less).
             mask: The actions that are allowed, with the leading axis of the observation; None for all.
             seed: What makes a draw repeatable.
+            risk: A measure such as `CVaR(0.1)` that decides in the place of the agent's estimator: among all actions,
+                or among continuous ones that the policy may take, of which a fixed number is drawn.
         """
         batch, single = self._batch(observation)
         masks = self._masks(mask, len(batch))
         if deterministic:
-            q = np.asarray(self._predict(self.params, batch))
-            actions = np.asarray(allowed(q, masks)).argmax(-1)
+            actions = self._decide(self.params, batch, masks, self._known(risk))
+        elif risk is not None:
+            raise ValueError("a risk measure decides what is best; leave `deterministic` as it is")
         else:
-            from qemrl.agents.algorithm import View
-
-            view = View(batch, masks, np.zeros(len(batch), bool))
-            start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
-            actions, _ = self._player.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)
+            actions = self._draw(batch, masks, seed)
         actions = np.asarray(actions)
         return np.asarray(actions[0]) if single else actions
 
+    def _draw(self, batch: np.ndarray, masks: Any, seed: int) -> Any:
+        view = View(batch, masks, np.zeros(len(batch), bool))
+        start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
+        if self.spec.box is None:
+            return self._player.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)[0]
+        late = np.int32(2**31 - 1)  # beyond the steps in which actions are drawn from the whole box
+        return self._explore(self.params, start, view, late, np.int32(0), key)[0]
+
+    def _known(self, risk: Statistic | None) -> Statistic | None:
+        if risk is not None and not isinstance(risk, Statistic):
+            raise ValueError(f"risk must be a measure such as qemrl.estimators.CVaR(0.1), got {risk!r}")
+        if risk is not None:
+            require_fit(risk, self.config.agent.representation)
+        return risk
+
     def q(self, observation: Any) -> Float[np.ndarray, "*batch actions"]:
-        """The estimates of Q for each action."""
+        """The estimates of Q for each action; of continuous ones for the one that the policy prefers."""
         batch, single = self._batch(observation)
-        q = np.asarray(self._predict(self.params, batch))
+        q = np.asarray(self._values(self.params, batch))
         return q[0] if single else q
 
-    def predict_distribution(self, observation: Any) -> ReturnDist:
-        """The return distribution of each action: values [*batch, actions, n] with their levels and probabilities."""
+    def predict_distribution(self, observation: Any, action: Any = None) -> ReturnDist:
+        """The return distribution of each action: values [*batch, actions, n] with their levels and probabilities.
+
+        Of continuous actions there is one, `action` or else the one that the policy prefers, as there is one where
+        `action` is given.
+        """
         batch, single = self._batch(observation)
-        dist = self._distribution(self.params, batch)
+        dist = self._distribution(self.params, batch, self._actions(action, single, len(batch)))
         values, levels = np.asarray(dist.values), np.asarray(dist.levels)
         probs = None if dist.probs is None else np.asarray(dist.probs)
         # Members of an ensemble are pooled, each value with its share of the probability.
@@ -196,9 +224,6 @@ class Agent:
             self._loop = loop
         return self._loop
 
-    def _values(self, params: Any, observation: Any) -> Any:
-        return self.algorithm.q(params, observation)
-
     def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
         given, shape = np.asarray(observation), self.spec.observation_shape
         if given.shape != shape and given.shape[1:] != shape:
@@ -212,9 +237,20 @@ class Agent:
             raise ValueError("the observation holds numbers that are not finite")
         return batch, single
 
+    def _actions(self, action: Any, single: bool, count: int) -> Shaped[np.ndarray, "batch ..."] | None:
+        if action is None:
+            return None
+        given = np.asarray(action, self.spec.action_dtype)
+        shape = self.spec.action_shape if single else (count, *self.spec.action_shape)
+        if given.shape != shape:
+            raise ValueError(f"expected actions of shape {shape}, as there are observations; got shape {given.shape}")
+        return given[None] if single else given
+
     def _masks(self, mask: Any, count: int) -> Bool[np.ndarray, "batch actions"] | None:
         if mask is None:
             return None
+        if self.spec.box is not None:
+            raise ValueError(f"a mask is for actions that are numbered; those of {self.spec.id} are continuous")
         masks = np.broadcast_to(np.asarray(mask, bool), (count, self.spec.num_actions))
         if not masks.any(-1).all():
             raise ValueError("a mask that allows no action at all leaves nothing to choose")

@@ -30,15 +30,18 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.distributional.bellman import project_categorical
 from qemrl.distributional.losses import categorical_cross_entropy, huber, quantile_huber
-from qemrl.estimators.levels import midpoints, stratified_levels, uniform_levels
-from qemrl.networks.layers import Key, Linear
+from qemrl.estimators.levels import cumulative_levels, midpoints, stratified_levels, uniform_levels
+from qemrl.networks.layers import Key, LayerNorm, Linear
 from qemrl.networks.streams import ActionStreams
 from qemrl.types import ReturnDist
 
 Purpose = Literal["act", "target", "report"]
-LevelSampler = Literal["uniform", "stratified", "midpoints"]
+LevelSampler = Literal["uniform", "stratified", "cumulative", "midpoints"]
 MakeStreams = Callable[[int, int, Key], ActionStreams]
 """From features, outputs for each action and a key to a head's streams."""
+
+Gate = Literal["relu", "sigmoid"]
+GATES: dict[Gate, Callable[[Array], Array]] = {"relu": jax.nn.relu, "sigmoid": jax.nn.sigmoid}
 
 Features = Float[Array, "batch features"]
 Actions = Int[Array, " batch"]
@@ -69,6 +72,8 @@ class Representation(Protocol):
 
 def taken(outputs: Float[Array, "batch actions n"], actions: Actions) -> Float[Array, "batch n"]:
     """The outputs of the actions taken."""
+    if outputs.shape[1] == 1:  # there is nothing to choose, as with critics of continuous actions
+        return outputs[:, 0]
     return jnp.take_along_axis(outputs, actions[:, None, None], axis=1)[:, 0]
 
 
@@ -86,12 +91,12 @@ def _require_kappa(kappa: float) -> None:
 class Scalar:
     """The expected return alone, as in DQN."""
 
-    kappa: float = 1.0
-    """Where the Huber loss turns from quadratic to linear."""
+    kappa: float | None = 1.0
+    """Where the Huber loss turns from quadratic to linear; None for never, which is half the squared error."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.kappa < float("inf"):
-            raise ValueError(f"kappa must be finite and positive, got {self.kappa}")
+        if self.kappa is not None and not 0 < self.kappa < float("inf"):
+            raise ValueError(f"kappa must be finite and positive, or None, got {self.kappa}")
 
     def head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
         """One output for each action."""
@@ -105,9 +110,9 @@ class Scalar:
     def loss(
         self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
-        """The Huber loss of the TD error."""
+        """The Huber loss of the TD error, or half its square."""
         error = jax.lax.stop_gradient(target.values) - taken(head(features, key), actions)[:, None]
-        return huber(error[..., 0], self.kappa)
+        return huber(error[..., 0], float("inf") if self.kappa is None else self.kappa)
 
     def optimiser(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
         """The usual one."""
@@ -203,14 +208,17 @@ class ImplicitHead(eqx.Module):
 
     embedding: Linear
     streams: ActionStreams
+    norm: LayerNorm | None = None
+    gate: Gate = eqx.field(static=True, default="relu")
 
     def __call__(
         self, features: Features, levels: Float[Array, "rows n"], key: Key | None
     ) -> Float[Array, "batch n actions"]:
-        """The values at levels [batch, n], or [1, n] for all alike; φ(τ) = ReLU(W cos(π i τ) + b), i = 1 … n."""
+        """The values at levels [batch, n], or [1, n] for all alike; φ(τ) = gate(W cos(π i τ) + b), i = 1 … n."""
         frequencies = jnp.pi * jnp.arange(1, self.embedding.weight.shape[1] + 1, dtype=jnp.float32)
         cosines = jnp.cos(levels[..., None] * frequencies[None, None, :])
-        embedded = jax.nn.relu(self.embedding(cosines, None))
+        embedded = self.embedding(cosines, None)
+        embedded = GATES[self.gate](embedded if self.norm is None else self.norm(embedded))
         return self.streams(features[:, None, :] * embedded, key)[..., 0]
 
 
@@ -234,10 +242,19 @@ class ImplicitQuantiles:
     """How the N and the N' levels are drawn; IQN draws them independent and uniform."""
 
     acting_levels: LevelSampler = "uniform"
-    """How the K levels are drawn; `stratified` and `midpoints` take most of the sampling noise out of Q."""
+    """How the K levels are drawn; `stratified` and `midpoints` take most of the sampling noise out of Q.
+
+    `cumulative` is DSAC's: the middles of random intervals that fill [0, 1], each of which counts by its width.
+    """
 
     num_cosines: int = 64
     """The size of the level's cosine embedding."""
+
+    gate: Gate = "relu"
+    """What the embedding goes through before it multiplies the features; DSAC has `sigmoid`."""
+
+    layer_norm: bool = False
+    """A LayerNorm before the gate, as in DSAC."""
 
     kappa: float = 1.0
     """Where the quantile Huber loss turns from quadratic to linear; 0 gives exact quantile regression."""
@@ -253,7 +270,9 @@ class ImplicitQuantiles:
     def head(self, make_streams: MakeStreams, features: int, key: Key) -> ImplicitHead:
         """An embedding of the level and one output for each action."""
         embedding_key, streams_key = jax.random.split(key)
-        return ImplicitHead(Linear(self.num_cosines, features, embedding_key), make_streams(features, 1, streams_key))
+        norm = LayerNorm(features) if self.layer_norm else None
+        embedding = Linear(self.num_cosines, features, embedding_key)
+        return ImplicitHead(embedding, make_streams(features, 1, streams_key), norm, self.gate)
 
     def evaluate(self, head: ImplicitHead, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The quantiles at the levels of the purpose; `report`, and acting without a key, use midpoints."""
@@ -263,16 +282,16 @@ class ImplicitQuantiles:
             fixed = midpoints(count)
             values = head(features, jnp.asarray(fixed, jnp.float32)[None], noise_key)
             return ReturnDist(values.swapaxes(1, 2)[:, None], fixed)
-        levels = LEVEL_SAMPLERS[sampler](levels_key, (features.shape[0], count))
+        levels, probs = LEVEL_SAMPLERS[sampler](levels_key, (features.shape[0], count))
         values = head(features, levels, noise_key).swapaxes(1, 2)
-        return ReturnDist(values[:, None], levels[:, None, None])
+        return ReturnDist(values[:, None], levels[:, None, None], None if probs is None else probs[:, None, None])
 
     def loss(
         self, head: ImplicitHead, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The quantile Huber loss: summed over own levels, averaged over the target's atoms."""
         noise_key, levels_key = jax.random.split(key)
-        levels = LEVEL_SAMPLERS[self.learning_levels](levels_key, (features.shape[0], self.num_levels))
+        levels, _ = LEVEL_SAMPLERS[self.learning_levels](levels_key, (features.shape[0], self.num_levels))
         values = taken(head(features, levels, noise_key).swapaxes(1, 2), actions)
         return quantile_huber(values[:, None], levels[:, None], target.values, _target_probs(target), self.kappa)
 
@@ -288,16 +307,22 @@ class ImplicitQuantiles:
         return self.acting_levels, self.num_acting_levels
 
 
-def _same_midpoints(key: Key, shape: tuple[int, int]) -> Float[Array, "batch n"]:
+Levels = Float[Array, "rows n"]
+"""A set for each row of a batch, or one for all."""
+
+
+def _same_midpoints(key: Key, shape: tuple[int, int]) -> tuple[Levels, None]:
     del key
-    return jnp.broadcast_to(jnp.asarray(midpoints(shape[1]), jnp.float32), shape)
+    return jnp.asarray(midpoints(shape[1]), jnp.float32)[None], None
 
 
-LEVEL_SAMPLERS: dict[str, Callable[[Key, tuple[int, int]], Float[Array, "batch n"]]] = {
-    "uniform": lambda key, shape: uniform_levels(key, shape, jnp.float32),
-    "stratified": lambda key, shape: stratified_levels(key, shape, jnp.float32),
+LEVEL_SAMPLERS: dict[str, Callable[[Key, tuple[int, int]], tuple[Levels, Levels | None]]] = {
+    "uniform": lambda key, shape: (uniform_levels(key, shape, jnp.float32), None),
+    "stratified": lambda key, shape: (stratified_levels(key, shape, jnp.float32), None),
+    "cumulative": lambda key, shape: cumulative_levels(key, shape, jnp.float32),
     "midpoints": _same_midpoints,
 }
+"""Levels, and the probability that each stands for where they do not all stand for the same."""
 
 
 def _target_probs(target: ReturnDist) -> Float[Array, "batch members m"] | None:

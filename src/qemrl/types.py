@@ -25,13 +25,17 @@ class ReturnDist(NamedTuple):
     """Of the shape of the levels; None where each value stands for 1/n."""
 
 
+Actions = Int[Array, " envs"] | Float[Array, "envs ..."]
+"""Numbers of actions, or continuous actions in the environment's own units."""
+
+
 class Step(NamedTuple):
     """What happened in environments side by side, as it enters replay."""
 
     observation: Array
     """[envs, ...]: what the action was chosen from."""
 
-    action: Int[Array, " envs"]
+    action: Actions
     reward: Float[Array, " envs"]
     terminated: Bool[Array, " envs"]
     truncated: Bool[Array, " envs"]
@@ -46,7 +50,7 @@ class Batch(NamedTuple):
     """Transitions to learn from; n-step returns and terminations are folded into reward and discount."""
 
     observation: Array
-    action: Int[Array, " batch"]
+    action: Actions
     reward: Float[Array, " batch"]
     """R = Σ_{i<m} γ^i r_i, m ≤ n."""
 
@@ -59,6 +63,23 @@ class Batch(NamedTuple):
     """The importance weight of prioritised replay; one where sampling is uniform."""
 
 
+class UnsupportedEnvironment(ValueError):  # noqa: N818 - what it is, not that it is an error
+    """An environment whose observations or actions an agent cannot take."""
+
+
+class ActionBox(NamedTuple):
+    """Where continuous actions lie. Outside of agents actions are in these units, whatever an agent uses inside."""
+
+    shape: tuple[int, ...]
+    """Of one action."""
+
+    low: tuple[float, ...]
+    """The least of each component, all finite, in the order of a flat action."""
+
+    high: tuple[float, ...]
+    """The most of each component."""
+
+
 class EnvSpec(NamedTuple):
     """What an agent and a replay must know of an environment."""
 
@@ -68,6 +89,8 @@ class EnvSpec(NamedTuple):
     """A NumPy dtype name: `float32`, `uint8` or `bool`."""
 
     num_actions: int
+    """How many there are to choose from; zero where actions are continuous."""
+
     has_mask: bool = False
     """Whether the environment says which actions are allowed."""
 
@@ -78,3 +101,16 @@ class EnvSpec(NamedTuple):
     """Finite lower bounds of a vector observation, with `high`; None where there are none."""
 
     high: tuple[float, ...] | None = None
+
+    box: ActionBox | None = None
+    """Where continuous actions lie; None where actions are numbered, from 0 to `num_actions` − 1."""
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        """Of one action."""
+        return () if self.box is None else self.box.shape
+
+    @property
+    def action_dtype(self) -> str:
+        """A NumPy dtype name: `int32` for numbers of actions, `float32` for continuous ones."""
+        return "int32" if self.box is None else "float32"

@@ -38,7 +38,7 @@ def quick_compilation() -> Iterator[None]:
 def prepared(config: ValueConfig, spec: EnvSpec = SPEC):
     """An agent, a state of it, and its update, compiled once for each configuration."""
     agent = make_value_agent(config, spec)
-    return agent, jax.jit(agent.init)(KEY), jax.jit(agent.update)
+    return agent, jax.jit(agent.init)(KEY), jax.jit(lambda *given: agent.update(*given, jnp.int32(0)))
 
 
 def network(fresh: AgentState, outputs):
@@ -240,7 +240,7 @@ def test_levels_of_the_greedy_action_the_target_and_the_loss_are_three_draws_for
 
     agent = make_value_agent(replace(PLAIN, representation=Noted(4, 4, 4, num_cosines=2)), SPEC)
     with pytest.raises(Enough):
-        agent.update(agent.init(KEY), batch([0.0] * 3, [0.9] * 3), KEY)
+        agent.update(agent.init(KEY), batch([0.0] * 3, [0.9] * 3), KEY, jnp.int32(0))
     assert set(seen) == {"act", "target", "loss"}
     assert all(levels.shape == (3, 1, 1, 4) for levels in seen.values())
     assert len(np.unique(np.concatenate(list(seen.values())))) == 36

@@ -188,7 +188,7 @@ class System:
     def update(self) -> Callable[[AgentState, Batch, np.int32], tuple[Any, Any, Update]]:
         """The agent's update as the host loop makes it: with the key of its number."""
         algorithm, key = self.host.algorithm, self.host.keys.update
-        return jax.jit(lambda state, batch, number: algorithm.update(state, batch, jax.random.fold_in(key, number)))
+        return jax.jit(lambda state, batch, number: algorithm.update(state, batch, jax.random.fold_in(key, number), number))
 
     def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
         """Params, learning, loss and priorities after an update from this state."""

@@ -231,7 +231,7 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
         params, frozen = (jax.tree.map(lambda leaf, i=i: leaf[i], both.params) for i in (0, 1))
 
         def update(state, key):
-            params, learning, update = agent.update(state, batch, key)
+            params, learning, update = agent.update(state, batch, key, jnp.int32(0))
             return AgentState(params, learning, state.frozen), update.loss
 
         state = AgentState(params, agent.init(jax.random.key(0)).learning, frozen)

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 
 import gymnasium
@@ -17,6 +17,14 @@ from qemrl.envs.compiled import COMPILED, CompiledEnv, autoreset_step, is_compil
 SMALL = [env_id for env_id in COMPILED if not env_id.startswith("minatar/")]
 
 
+def random_action(env: CompiledEnv, key):
+    box = env.spec.box
+    if box is None:
+        return jax.random.randint(key, (), 0, env.spec.num_actions, jnp.int32)
+    low, high = (jnp.array(bound, jnp.float32).reshape(box.shape) for bound in (box.low, box.high))
+    return jax.random.uniform(key, box.shape, jnp.float32, low, high)
+
+
 @lru_cache
 def random_play(env: CompiledEnv, steps: int):
     """From a key to the observations acted on, the actions and the outcomes of random play, compiled."""
@@ -25,7 +33,7 @@ def random_play(env: CompiledEnv, steps: int):
         def step(carry, now):
             state, observation = carry
             action_key, step_key = jax.random.split(jax.random.fold_in(key, now))
-            action = jax.random.randint(action_key, (), 0, env.spec.num_actions, jnp.int32)
+            action = random_action(env, action_key)
             following, next_observation, outcome = autoreset_step(env, state, action, step_key)
             return (following, next_observation), (observation, action, outcome)
 
@@ -47,8 +55,10 @@ def equal(one, other) -> bool:
 def test_what_an_environment_gives_is_what_its_spec_says(env_id):
     env = make_compiled(env_id)
     state, observation = jax.jit(env.reset)(jax.random.key(0))
-    outcome = compiled_step(env)(state, np.int32(0), jax.random.key(1))
+    action = np.zeros(env.spec.action_shape, env.spec.action_dtype)
+    outcome = compiled_step(env)(state, action, jax.random.key(1))
     assert env.spec.id == env_id
+    assert (env.spec.num_actions == 0) == (env.spec.box is not None)
     for seen in (observation, outcome.observation):
         assert (seen.shape, seen.dtype) == (env.spec.observation_shape, env.spec.observation_dtype)
     assert (outcome.reward.shape, outcome.reward.dtype) == ((), "float32")
@@ -61,7 +71,7 @@ def test_what_an_environment_gives_is_what_its_spec_says(env_id):
     assert picture.ndim == 3
 
 
-@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/5", "probe/7"])
+@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "jax/pendulum", "probe/5", "probe/7"])
 def test_one_key_repeats_and_two_keys_differ(env_id):
     env = make_compiled(env_id)
     play = random_play(env, 60)
@@ -70,12 +80,12 @@ def test_one_key_repeats_and_two_keys_differ(env_id):
     assert not equal(first, play(jax.random.key(1)))
 
 
-@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/6", "probe/8"])
+@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "jax/pendulum", "probe/6", "probe/8"])
 def test_environments_side_by_side_are_the_same_as_one_after_another(env_id):
     env = make_compiled(env_id)
     keys = jax.random.split(jax.random.key(3), 3)
     states, _ = jax.vmap(env.reset)(keys)
-    actions = jnp.array([0, 1, 0], jnp.int32) % env.spec.num_actions
+    actions = jax.vmap(partial(random_action, env))(keys)
     step = jax.jit(lambda *inputs: autoreset_step(env, *inputs))
     together = jax.tree.leaves(jax.jit(jax.vmap(step))(states, actions, keys))
     for place in range(3):
@@ -84,7 +94,7 @@ def test_environments_side_by_side_are_the_same_as_one_after_another(env_id):
             np.testing.assert_allclose(one, other[place], rtol=1e-6)
 
 
-@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/3", "probe/6"])
+@pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/3", "probe/6", "probe/c3"])
 def test_autoreset_acts_on_the_first_observation_and_keeps_the_true_next_one(env_id):
     env = make_compiled(env_id)
     seen, actions, outcomes = jax.tree.map(np.asarray, random_play(env, 60)(jax.random.key(2)))
@@ -103,7 +113,7 @@ def test_autoreset_acts_on_the_first_observation_and_keeps_the_true_next_one(env
     if env_id == "jax/cartpole":
         assert (np.abs(seen[1:][ended[:-1]]) <= 0.05).all()
         assert (np.abs(outcomes.observation[ended][:, 2]) > 0.2).all()
-    if env_id == "probe/3":
+    if env_id in ("probe/3", "probe/c3"):
         assert (seen[1:][ended[:-1]] == 0).all()
         assert (outcomes.observation[ended] == 1).all()
     if env_id == "probe/6":
@@ -217,7 +227,7 @@ def test_an_unknown_id_gets_a_suggestion(wrong, right):
 
 
 def test_an_id_like_no_other_gets_the_list():
-    with pytest.raises(ValueError, match=r"choose from minatar/breakout, .*probe/8"):
+    with pytest.raises(ValueError, match=r"choose from minatar/breakout, .*probe/c7"):
         make_compiled("#")
 
 

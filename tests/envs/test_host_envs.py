@@ -404,11 +404,6 @@ def test_numbers_that_are_not_finite_are_named(parameters, message):
         envs.step(np.array([0, 2]))
 
 
-def test_continuous_actions_lead_to_the_actor_critics():
-    with pytest.raises(UnsupportedEnvironment, match="sac, td3, dsac, dsac-iqn, tqc, qem-dsac, qem-dsac-iqn"):
-        make_host_envs("Pendulum-v1", 1)
-
-
 def test_observations_that_are_no_arrays_lead_to_flattening():
     with pytest.raises(UnsupportedEnvironment, match="FlattenObservation"):
         make_host_envs("Blackjack-v1", 1)
@@ -431,7 +426,7 @@ def test_unknown_environments_are_met_with_suggestions():
 
 @pytest.mark.parametrize(
     ("env_id", "module", "package"),
-    [("LunarLander-v3", "Box2D", "gymnasium[box2d]"), ("Ant-v5", "mujoco", "gymnasium[mujoco]")],
+    [("LunarLander-v3", "Box2D", "gymnasium[box2d]"), ("Ant-v5", "mujoco", "qemrl[mujoco]")],
 )
 def test_a_missing_package_is_named(env_id, module, package):
     if importlib.util.find_spec(module) is not None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from qemrl.envs.box_probes import BOX_PROBES
 from qemrl.envs.compiled import COMPILED, autoreset_step, make_compiled
 from qemrl.envs.probes import FORBIDDEN, LIMIT, PROBES
 
@@ -36,7 +37,9 @@ def play(name: str, steps: int, seed: int = 0):
 
 
 def test_the_list_of_compiled_environments_has_all_probes():
-    assert {f"probe/{name}" for name in PROBES} == {env_id for env_id in COMPILED if env_id.startswith("probe/")}
+    assert {f"probe/{name}" for name in [*PROBES, *BOX_PROBES]} == {
+        env_id for env_id in COMPILED if env_id.startswith("probe/")
+    }
 
 
 @pytest.mark.parametrize("discount", [0.5, 0.9])

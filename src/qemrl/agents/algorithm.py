@@ -5,8 +5,12 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
 
+from qemrl.estimators import Statistic
 from qemrl.networks.layers import Key
-from qemrl.types import Array, Batch, ReturnDist
+from qemrl.types import Actions, Array, Batch, ReturnDist
+
+NEVER = 2**30
+"""A number of updates that no run reaches: between refreshes, where there is nothing to refresh."""
 
 
 class AgentState(NamedTuple):
@@ -55,11 +59,11 @@ class Algorithm(NamedTuple):
     start: Callable[[int], Any]
     """From the number of environments to the state that acting keeps."""
 
-    act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Int[Array, " envs"], Any]]
+    act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Actions, Any]]
     """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
 
-    update: Callable[[AgentState, Batch, Key], tuple[Any, Any, Update]]
-    """(state, batch, key) to params and learning after it."""
+    update: Callable[[AgentState, Batch, Key, Int[Array, ""]], tuple[Any, Any, Update]]
+    """(state, batch, key, number of updates before) to params and learning after it."""
 
     refresh: Callable[[AgentState], Any]
     """From the state to what is frozen from here on."""
@@ -67,11 +71,18 @@ class Algorithm(NamedTuple):
     refresh_every: int
     """How many updates there are between refreshes."""
 
-    distribution: Callable[[Any, Any], ReturnDist]
-    """(params, observations) to return distributions [batch, members, actions, n], without randomness."""
+    distribution: Callable[..., ReturnDist]
+    """(params, observations, actions = None) to return distributions [batch, members, actions, n], without randomness.
+
+    They are those of all actions; of continuous ones, and where actions are given, those of one action, which without
+    a given one is the action that the policy prefers.
+    """
 
     q: Callable[[Any, Any], Float[Array, "batch actions"]]
-    """(params, observations) to the estimates of Q, without randomness."""
+    """(params, observations) to the estimates of Q for the same actions, without randomness."""
+
+    decide: Callable[[Any, Any, Bool[Array, "batch actions"] | None, Statistic | None], Actions]
+    """(params, observations, mask, risk measure in the place of the estimator) to the best actions, not random."""
 
     inspect: Callable[[Any, Any], dict[str, Float[Array, ""]]]
     """(params, observations) to numbers worth logging, by tag."""

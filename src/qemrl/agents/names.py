@@ -1,6 +1,6 @@
 """The names of the presets and what they are, which can be listed without importing JAX."""
 
-SUMMARIES: dict[str, str] = {
+VALUE_AGENTS: dict[str, str] = {
     "dqn": "expected return only",
     "c51": "probabilities of 51 fixed atoms",
     "qr-dqn": "fixed quantiles, their mean is Q",
@@ -8,3 +8,19 @@ SUMMARIES: dict[str, str] = {
     "iqn": "quantiles at random levels, their mean is Q",
     "iqem-dqn": "quantiles at random levels, Q by QEM",
 }
+"""For actions that are numbered."""
+
+ACTOR_CRITICS: dict[str, str] = {
+    "sac": "expected return only, two critics",
+    "td3": "expected return only, a deterministic policy",
+    "dsac": "fixed quantiles, two critics with the paper's network",
+    "dsac-iqn": "quantiles at random levels, two critics with the paper's network",
+    "tqc": "fixed quantiles of five critics, pooled and truncated",
+    "qem-dsac": "as dsac, the policy's Q by QEM with the paper's V on MuJoCo",
+    "qem-dsac-iqn": "as dsac-iqn, the policy's Q by QEM",
+    "dsac-mlp": "as dsac, with plain critics that are some 20 times quicker",
+    "qem-dsac-mlp": "as qem-dsac, with plain critics that are some 20 times quicker",
+}
+"""For continuous actions."""
+
+SUMMARIES: dict[str, str] = {**VALUE_AGENTS, **ACTOR_CRITICS}

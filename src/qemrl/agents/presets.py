@@ -1,100 +1,50 @@
-"""Every named algorithm of the DQN family, with the settings of each domain.
-
-A preset is a function from a domain to a configuration. The domains: `atari` has the settings of the paper's table 2
-and, where the table is silent, of DQN Zoo; `minatar` those of Revisiting Rainbow (Obando-Ceron and Castro, 2021);
-`classic` is everything else.
-"""
+"""Every named algorithm, whatever its family, and the agent that a configuration describes."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from qemrl.agents.actor_critic import ActorCriticConfig, make_actor_critic_agent
+from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
+from qemrl.agents.algorithm import Algorithm
+from qemrl.agents.domains import Domain
 from qemrl.agents.names import SUMMARIES
-from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig
-from qemrl.estimators import QEM, TailVariance
-from qemrl.exploration import EpsilonGreedy
-from qemrl.replay.config import ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.agents.value import ValueConfig, make_value_agent
+from qemrl.agents.value_presets import VALUE_PRESETS
+from qemrl.types import EnvSpec
 
-Domain = Literal["atari", "minatar", "classic"]
-
-SHARED: dict[Domain, ValueConfig] = {
-    "atari": ValueConfig(
-        exploration=EpsilonGreedy(begin_steps=50_000, over_steps=1_000_000),
-        network=NetworkConfig(hidden=(512,)),
-        replay=ReplayConfig(capacity=1_000_000),
-        clip_rewards=True,
-    ),
-    "minatar": ValueConfig(
-        exploration=EpsilonGreedy(begin_steps=1_000, over_steps=250_000),
-        replay=ReplayConfig(capacity=100_000),
-        target_every=1_000,
-        learning_starts=1_000,
-    ),
-    "classic": ValueConfig(
-        exploration=EpsilonGreedy(begin_steps=500, over_steps=10_000),
-        network=NetworkConfig(widths=(256, 256)),
-        replay=ReplayConfig(capacity=50_000),
-        batch_size=64,
-        target_every=100,
-        learning_starts=500,
-    ),
-}
-"""What all presets of a domain have in common."""
-
-
-def dqn(domain: Domain) -> ValueConfig:
-    """DQN (Mnih et al., 2015) with Adam and the Huber loss."""
-    rate = {"atari": 6.25e-5, "minatar": 2.5e-4, "classic": 1e-3}[domain]
-    return replace(SHARED[domain], representation=Scalar(), optimiser=AdamConfig(rate, epsilon=1.5e-4))
-
-
-def c51(domain: Domain) -> ValueConfig:
-    """C51 (Bellemare et al., 2017)."""
-    bound = {"atari": 10.0, "minatar": 100.0, "classic": 100.0}[domain]
-    optimiser = AdamConfig({"atari": 2.5e-4, "minatar": 2.5e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=Categorical(51, -bound, bound), optimiser=optimiser)
-
-
-def qr_dqn(domain: Domain) -> ValueConfig:
-    """QR-DQN (Dabney et al., 2018a)."""
-    count = {"atari": 200, "minatar": 51, "classic": 51}[domain]
-    optimiser = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=FixedQuantiles(count), optimiser=optimiser)
-
-
-def qem_dqn(domain: Domain) -> ValueConfig:
-    """QR-DQN with QEM: order 4, V = 1.5 in the tails (section 6 and table 2 of the QEM paper)."""
-    return replace(qr_dqn(domain), estimator=QEM(order=4, variance=TailVariance(1.5)))
-
-
-def iqn(domain: Domain) -> ValueConfig:
-    """IQN (Dabney et al., 2018b)."""
-    levels = ImplicitQuantiles() if domain == "atari" else ImplicitQuantiles(32, 32, 32)
-    optimiser = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=levels, optimiser=optimiser)
-
-
-def iqem_dqn(domain: Domain) -> ValueConfig:
-    """IQN with QEM on the acting levels: order 4, equal variances, as in the released code."""
-    return replace(iqn(domain), estimator=QEM(order=4))
+AgentConfig = ValueConfig | ActorCriticConfig
 
 
 class Preset(NamedTuple):
     """A named algorithm."""
 
-    configure: Callable[[Domain], ValueConfig]
+    configure: Callable[[Domain], AgentConfig]
+    """Its settings in a domain; in one that it is not for, those of `classic`."""
+
     summary: str
 
 
-_CONFIGURE: dict[str, Callable[[Domain], ValueConfig]] = {
-    "dqn": dqn,
-    "c51": c51,
-    "qr-dqn": qr_dqn,
-    "qem-dqn": qem_dqn,
-    "iqn": iqn,
-    "iqem-dqn": iqem_dqn,
-}
+def _settings(name: str) -> Callable[[Domain], AgentConfig]:
+    def configure(domain: Domain) -> AgentConfig:
+        if name in ACTOR_CRITIC_PRESETS:
+            return ACTOR_CRITIC_PRESETS[name]("classic" if domain in ("atari", "minatar") else domain)
+        return VALUE_PRESETS[name](domain if domain in ("atari", "minatar") else "classic")
 
-PRESETS: dict[str, Preset] = {name: Preset(_CONFIGURE[name], summary) for name, summary in SUMMARIES.items()}
+    return configure
+
+
+PRESETS: dict[str, Preset] = {name: Preset(_settings(name), summary) for name, summary in SUMMARIES.items()}
 """Every preset by its name, which is also its word on the command line and its page in the docs."""
+
+
+def make_agent(config: AgentConfig, spec: EnvSpec) -> Algorithm:
+    """The agent of a configuration for environments of this kind.
+
+    Raises:
+        UnsupportedEnvironment: Its actions are not for this family; the presets that are for it are named.
+    """
+    match config:
+        case ValueConfig():
+            return make_value_agent(config, spec)
+        case ActorCriticConfig():
+            return make_actor_critic_agent(config, spec)

@@ -1,17 +1,21 @@
 """The whole DQN family as one function of its parts: representation × estimator × exploration × network."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.algorithm import AgentState, Algorithm, Update, View
+from qemrl.agents.estimates import estimate, numbers_of, require_fit
+from qemrl.agents.names import ACTOR_CRITICS
+from qemrl.agents.optimiser import AdamConfig, begin, descend
 from qemrl.distributional.bellman import backup
-from qemrl.estimators import QEM, EmpiricalMean, Estimator, crossing_rate, r_squared
+from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
 from qemrl.exploration import EpsilonGreedy, Situation, allowed
 from qemrl.networks.layers import Key
 from qemrl.networks.streams import ActionStreams, StreamConfig
@@ -21,11 +25,10 @@ from qemrl.representations import (
     Categorical,
     FixedQuantiles,
     ImplicitQuantiles,
-    Representation,
     Scalar,
     choose,
 )
-from qemrl.types import Batch, EnvSpec, ReturnDist
+from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 
 @dataclass(frozen=True)
@@ -49,43 +52,14 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True)
-class AdamConfig:
-    """The optimiser."""
-
-    learning_rate: float = 5e-5
-    """The step size."""
-
-    epsilon: float = 0.01 / 32
-    """Adam's ε. With a loss that sums over quantiles it is part of the tuning, not a safeguard."""
-
-    max_gradient_norm: float | None = None
-    """Longer gradients are scaled down to this norm; None leaves them alone."""
-
-    def __post_init__(self) -> None:
-        if not self.learning_rate > 0 or not self.epsilon > 0:
-            raise ValueError(f"learning_rate and epsilon must be positive, got {self}")
-        if self.max_gradient_norm is not None and not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be positive or None, got {self.max_gradient_norm}")
-
-    def make(self) -> optax.GradientTransformation:
-        """The optax transformation."""
-        adam = optax.adam(self.learning_rate, eps=self.epsilon)
-        return (
-            adam
-            if self.max_gradient_norm is None
-            else optax.chain(optax.clip_by_global_norm(self.max_gradient_norm), adam)
-        )
-
-
-@dataclass(frozen=True)
 class ValueConfig:
     """An agent of the DQN family. Steps are agent steps: decisions, summed over environments."""
 
     representation: Scalar | Categorical | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
     """How the network holds a return distribution."""
 
-    estimator: EmpiricalMean | QEM = field(default_factory=EmpiricalMean)
-    """How a return distribution becomes Q, in acting and in the target's greedy action."""
+    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    """How a return distribution becomes Q, or a risk measure in its place: in acting and in the target's action."""
 
     exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
     """How Q becomes an action."""
@@ -125,18 +99,12 @@ class ValueConfig:
             raise ValueError(
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
-        if isinstance(self.estimator, QEM):
-            _require_quantiles(self.estimator, self.representation)
+        require_fit(self.estimator, self.representation)
 
-
-def _require_quantiles(estimator: QEM, representation: Representation) -> None:
-    match representation:
-        case FixedQuantiles(num_quantiles=count) | ImplicitQuantiles(num_acting_levels=count):
-            if count < estimator.order:
-                raise ValueError(f"QEM of order {estimator.order} needs at least as many quantiles, got {count}")
-        case _:
-            kind = type(representation).__name__
-            raise ValueError(f"QEM estimates Q from quantiles, and {kind} has none; use EmpiricalMean with it")
+    def fitted(self, num_envs: int) -> "ValueConfig":
+        """The same with a number of steps between copies that whole iterations of so many environments make up."""
+        whole = math.lcm(self.update_every, num_envs)
+        return replace(self, target_every=-(-self.target_every // whole) * whole)
 
 
 class Network(eqx.Module):
@@ -148,6 +116,11 @@ class Network(eqx.Module):
 
 def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
     """An agent for environments with a finite number of actions."""
+    if spec.box is not None:
+        raise UnsupportedEnvironment(
+            f"{spec.id} has continuous actions; value agents choose among finitely many. "
+            f"The actor-critic presets are for continuous ones: {', '.join(ACTOR_CRITICS)}"
+        )
     representation, estimator = config.representation, config.estimator
     optimiser = representation.optimiser(config.optimiser.make())
     streams = StreamConfig(config.network.hidden, config.network.dueling, config.network.noisy)
@@ -159,7 +132,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         torso_key, head_key = jax.random.split(key)
         torso = make_torso(config.network.torso, config.network.widths, spec, torso_key)
         params = Network(torso, representation.head(make_streams, num_features(torso, spec), head_key))
-        return AgentState(params, optimiser.init(eqx.filter(params, eqx.is_array)), jax.tree.map(jnp.copy, params))
+        return AgentState(params, begin(optimiser, params), jax.tree.map(jnp.copy, params))
 
     def act(
         params: Network, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
@@ -190,46 +163,36 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         losses = jnp.sum(representation.loss(params.head, features, batch.action, goal, loss_key), axis=1)
         return jnp.mean(batch.weight * losses), losses
 
-    def update(state: AgentState, batch: Batch, key: Key) -> tuple[Network, optax.OptState, Update]:
+    def update(
+        state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
+    ) -> tuple[Network, optax.OptState, Update]:
+        del number
         gradients = jax.value_and_grad(loss, has_aux=True)
         (value, losses), gradient = gradients(state.params, state.frozen, batch, key)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
-            changes, learning = optimiser.update(gradient, state.learning, state.params)
-        params = eqx.apply_updates(state.params, changes)
+        params, learning = descend(optimiser, gradient, state.learning, state.params)
         return params, learning, Update(value, jnp.sqrt(losses))
 
     def refresh(state: AgentState) -> Network:
         return state.params
 
-    def distribution(params: Network, observation: Any) -> ReturnDist:
-        return representation.evaluate(params.head, params.torso(observation), "report", None)
+    def distribution(params: Network, observation: Any, actions: Int[Array, " batch"] | None = None) -> ReturnDist:
+        dist = representation.evaluate(params.head, params.torso(observation), "report", None)
+        if actions is None:
+            return dist
+        members = jnp.broadcast_to(actions[:, None], dist.values.shape[:2])
+        return ReturnDist(*(a if a is None or a.ndim == 1 else a[:, :, None] for a in choose(dist, members)))
 
     def q(params: Network, observation: Any) -> Float[Array, "batch actions"]:
         return jnp.mean(estimate(estimator, distribution(params, observation)), axis=1)
+
+    def decide(
+        params: Network, observation: Any, mask: Bool[Array, "batch actions"] | None, risk: Statistic | None
+    ) -> Int[Array, " batch"]:
+        worth = jnp.mean(estimate(risk or estimator, distribution(params, observation)), axis=1)
+        return jnp.argmax(allowed(worth, mask), axis=-1).astype(jnp.int32)
 
     def inspect(params: Network, observation: Any) -> dict[str, Float[Array, ""]]:
         return numbers_of(estimator, representation, distribution(params, observation))
 
     every = config.target_every // config.update_every
-    return Algorithm(init, config.exploration.start, act, update, refresh, every, distribution, q, inspect)
-
-
-def estimate(estimator: Estimator, dist: ReturnDist) -> Float[Array, "batch members actions"]:
-    """Q: the one place where a return distribution becomes a number."""
-    return estimator.mean(dist.values, dist.levels, dist.probs)
-
-
-def numbers_of(estimator: Estimator, representation: Representation, dist: ReturnDist) -> dict[str, Float[Array, ""]]:
-    """What the distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean."""
-    numbers = {"dist/q": jnp.mean(estimate(estimator, dist))}
-    if isinstance(representation, FixedQuantiles | ImplicitQuantiles):
-        count = dist.values.shape[-1]
-        qem = estimator if isinstance(estimator, QEM) else QEM(order=min(4, count))
-        numbers["dist/crossing_rate"] = (
-            jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
-        )
-        numbers["dist/r_squared"] = jnp.mean(r_squared(qem, dist.values, dist.levels))
-        difference = qem.mean(dist.values, dist.levels) - EmpiricalMean().mean(dist.values, dist.levels)
-        numbers["dist/qem_minus_mean"] = jnp.mean(difference)
-        numbers["dist/std"] = jnp.mean(jnp.std(dist.values, axis=-1))
-    return numbers
+    return Algorithm(init, config.exploration.start, act, update, refresh, every, distribution, q, decide, inspect)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from qemrl.agents.algorithm import View
-from qemrl.agents.presets import PRESETS, Domain
-from qemrl.agents.value import ValueConfig, make_value_agent
+from qemrl.agents.domains import Domain
+from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.bench.roofline import update_operations
 from qemrl.bench.timing import Timing, time_in_turns
 from qemrl.types import Batch, EnvSpec
@@ -88,17 +88,17 @@ def random_batch(spec: EnvSpec, batch_size: int, seed: int) -> Batch:
     )
 
 
-def make_update(config: ValueConfig, spec: EnvSpec) -> Callable[[], Any]:
+def make_update(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled update from a fixed batch, always from the same parameters."""
-    algorithm = make_value_agent(config, spec)
+    algorithm = make_agent(config, spec)
     state, batch, key = _fixed(config, spec)
     update = jax.jit(algorithm.update)
-    return lambda: update(state, batch, key)
+    return lambda: update(state, batch, key, np.int32(0))
 
 
-def make_iteration(config: ValueConfig, spec: EnvSpec) -> Callable[[], Any]:
+def make_iteration(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled iteration: an update, and as many single actions as there are between updates."""
-    algorithm = make_value_agent(config, spec)
+    algorithm = make_agent(config, spec)
     state, batch, key = _fixed(config, spec)
     seen = batch.observation[: config.update_every, None]
 
@@ -110,14 +110,14 @@ def make_iteration(config: ValueConfig, spec: EnvSpec) -> Callable[[], Any]:
             return acting, actions
 
         _, actions = jax.lax.scan(act, algorithm.start(1), seen)
-        return algorithm.update(state, batch, key), actions
+        return algorithm.update(state, batch, key, jnp.int32(0)), actions
 
     return lambda: iteration(state, batch, seen)
 
 
-def _fixed(config: ValueConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:
+def _fixed(config: AgentConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:
     init_key, key = jax.random.split(jax.random.key(0))
-    state = jax.jit(make_value_agent(config, spec).init)(init_key)
+    state = jax.jit(make_agent(config, spec).init)(init_key)
     return state, jax.device_put(random_batch(spec, config.batch_size, 0)), key
 
 
@@ -139,14 +139,14 @@ def _overhead(domain: str, preset: str, time: Timing, peer: str, peer_time: Timi
 
 
 def measure_shares(
-    configs: Mapping[str, ValueConfig], peak: float, rounds: int, tell: Callable[[str], None]
+    configs: Mapping[str, AgentConfig], peak: float, rounds: int, tell: Callable[[str], None]
 ) -> list[Share]:
     """The share of the peak, in GFLOP/s, that the update of each task reaches."""
     lines = []
     for task, config in configs.items():
         tell(f"an update of {task}")
         spec = SPECS[task]
-        network = jax.eval_shape(make_value_agent(config, spec).init, jax.random.key(0)).params
+        network = jax.eval_shape(make_agent(config, spec).init, jax.random.key(0)).params
         operations = update_operations(network, spec, config.batch_size)
         times = time_in_turns({task: make_update(config, spec)}, jax.block_until_ready, rounds)
         seconds = min(times[task].rounds)

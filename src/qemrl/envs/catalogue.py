@@ -4,7 +4,9 @@ import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 import gymnasium
@@ -15,7 +17,7 @@ _ALE_ENTRY = "ale_py.env:AtariEnv"
 _PACKAGES = {"ALE/": "ale-py", "MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 """The pip package that registers ids which begin so."""
 
-_EXTRAS = {"box2d": "gymnasium[box2d]", "mujoco": "gymnasium[mujoco]", "ale_py": "ale-py"}
+_EXTRAS = {"box2d": "gymnasium[box2d]", "mujoco": "qemrl[mujoco]", "ale_py": "ale-py"}
 """The pip package without which environments of this module cannot be built."""
 
 
@@ -68,7 +70,13 @@ def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
     if is_atari(name):
         import_ale(name)
     if name in gymnasium.registry:
-        return gymnasium.registry[name]
+        registration = gymnasium.registry[name]
+        if _is_withdrawn(registration):
+            raise UnknownEnvironment(
+                f"{env_id} needed mujoco-py, which is no longer maintained, and Gymnasium only keeps its name; "
+                f"use {_newest(name)} (its returns are not comparable)"
+            )
+        return registration
     for prefix, package in _PACKAGES.items():
         if name.startswith(prefix) and not any(known.startswith(prefix) for known in gymnasium.registry):
             hint = f"pip install {package}, and name the environment {package}:{name}"
@@ -83,17 +91,53 @@ def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
 def missing_package(registration: Registration, error: Exception) -> MissingPackage:
     """The error to raise where building a registered environment failed for want of a package."""
     where = str(registration.entry_point)
+    newest = _newest(registration.id)
+    if "mujoco" in where and newest != registration.id and importlib.util.find_spec("mujoco") is not None:
+        return MissingPackage(
+            f"{registration.id} cannot be built with the MuJoCo that is installed; use {newest} ({error})"
+        )
     packages = [package for part, package in _EXTRAS.items() if part in where]
     advice = f"run: pip install '{packages[0]}'" if packages else "see the end of this message for what to install"
     return MissingPackage(f"{registration.id} needs a package that is not installed; {advice} ({error})")
 
 
+@contextmanager
+def quiet_about_age(registration: Registration) -> Iterator[None]:
+    """Building a MuJoCo environment in it gives no warning that a newer version exists.
+
+    Published results are of version 4 as often as of 5, so whoever names it wants it.
+    """
+    with warnings.catch_warnings():
+        if "mujoco" in str(registration.entry_point):
+            warnings.filterwarnings("ignore", r".*The environment \S+ is out of date", DeprecationWarning)
+        yield
+
+
+def _is_withdrawn(registration: Registration) -> bool:
+    """Whether Gymnasium registers an id only to say that its environment is gone, as for MuJoCo before version 4."""
+    return getattr(registration.entry_point, "__name__", None) == "_raise_mujoco_py_error"
+
+
+def _newest(name: str) -> str:
+    """The id of the newest version of an environment."""
+    stem = name.rpartition("-v")[0]
+    return max((it for it in gymnasium.registry.values() if it.id.rpartition("-v")[0] == stem), key=_version).id
+
+
+def _version(registration: Registration) -> int:
+    return registration.version or 0
+
+
 def _suggestions(name: str, also: Sequence[str]) -> list[str]:
     if importlib.util.find_spec("ale_py") is not None:
         import_ale(name)
-    # ids that skip a random number of frames are known, but nobody should be led to them
-    random_skip = {known for known, it in gymnasium.registry.items() if isinstance(it.kwargs.get("frameskip"), tuple)}
-    ids = {known.lower(): known for known in [*also, *gymnasium.registry] if known not in random_skip}
+    # ids that skip a random number of frames or are withdrawn are known, but nobody should be led to them
+    hidden = {
+        known
+        for known, it in gymnasium.registry.items()
+        if isinstance(it.kwargs.get("frameskip"), tuple) or _is_withdrawn(it)
+    }
+    ids = {known.lower(): known for known in [*also, *gymnasium.registry] if known not in hidden}
     stems: dict[str, list[str]] = {}
     for known in ids.values():
         stems.setdefault(_stem(known), []).append(known)

@@ -21,6 +21,9 @@ from qemrl.types import EnvSpec
 EnvState = Any
 """A pytree of arrays, of the same structure, shapes and dtypes after every step."""
 
+Action = Int[Array, ""] | Float[Array, "..."]
+"""An int32 number, or a float32 array of the shape of `spec.box`, in its units."""
+
 PREFIXES = ("minatar/", "jax/", "probe/")
 """What the id of a compiled environment begins with; every other id is Gymnasium's."""
 
@@ -52,8 +55,8 @@ class CompiledEnv:
     reset: Callable[[PRNGKeyArray], tuple[EnvState, Array]]
     """From a key to the first state and observation of an episode."""
 
-    step: Callable[[EnvState, Int[Array, ""], PRNGKeyArray], Outcome]
-    """From a state, an int32 action and a key to the outcome."""
+    step: Callable[[EnvState, Action, PRNGKeyArray], Outcome]
+    """From a state, an action and a key to the outcome."""
 
     draw: Callable[[EnvState], UInt8[np.ndarray, "height width 3"]]
     """A picture of a state, on the host."""
@@ -82,7 +85,7 @@ def time_limited(env: CompiledEnv, max_steps: int) -> CompiledEnv:
         inner, observation = env.reset(key)
         return Timed(inner, jnp.int32(0)), observation
 
-    def step(state: Timed, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: Timed, action: Action, key: PRNGKeyArray) -> Outcome:
         outcome = env.step(state.inner, action, key)
         steps = state.steps + jnp.int32(1)
         truncated = outcome.truncated | (steps >= jnp.int32(max_steps))
@@ -94,7 +97,7 @@ def time_limited(env: CompiledEnv, max_steps: int) -> CompiledEnv:
 
 
 def autoreset_step(
-    env: CompiledEnv, state: EnvState, action: Int[Array, ""], key: PRNGKeyArray
+    env: CompiledEnv, state: EnvState, action: Action, key: PRNGKeyArray
 ) -> tuple[EnvState, Array, Outcome]:
     """The state and the observation to act on next, and the outcome of the step.
 
@@ -150,16 +153,30 @@ def _catch() -> CompiledEnv:
     return catch()
 
 
+def _pendulum() -> CompiledEnv:
+    from qemrl.envs.pendulum import pendulum
+
+    return pendulum()
+
+
 def _probe(name: str) -> CompiledEnv:
     from qemrl.envs.probes import PROBES
 
     return PROBES[name].make()
 
 
+def _box_probe(name: str) -> CompiledEnv:
+    from qemrl.envs.box_probes import BOX_PROBES
+
+    return BOX_PROBES[name].make()
+
+
 COMPILED: dict[str, Callable[[], CompiledEnv]] = {
     **{f"minatar/{game}": partial(_minatar, game) for game in MINATAR_GAMES},
     "jax/cartpole": _cartpole,
     "jax/catch": _catch,
+    "jax/pendulum": _pendulum,
     **{f"probe/{number}": partial(_probe, str(number)) for number in range(1, 9)},
+    **{f"probe/c{number}": partial(_box_probe, f"c{number}") for number in range(1, 8)},
 }
 """What makes each compiled environment, by id."""

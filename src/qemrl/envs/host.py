@@ -1,27 +1,38 @@
 """Gymnasium environments side by side, behind one interface that hides how vector environments begin new episodes."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
 from qemrl.envs.atari import AtariProtocol, make_atari, protocol_for
-from qemrl.envs.catalogue import MissingPackage, UnknownEnvironment, find_environment, is_atari, missing_package
+from qemrl.envs.catalogue import (
+    MissingPackage,
+    UnknownEnvironment,
+    find_environment,
+    is_atari,
+    missing_package,
+    quiet_about_age,
+)
+from qemrl.envs.histories import Histories, episode_seed, rounds
 from qemrl.envs.host_spaces import (
     NonFiniteError,
     UnsupportedEnvironment,
     describe,
-    discrete_actions,
+    read_actions,
+    read_masks,
     read_observations,
     read_rewards,
+    write_actions,
 )
+from qemrl.envs.host_steps import HostReset, HostStep, Mask
 from qemrl.envs.in_process import InProcessEnvs
+from qemrl.types import Actions
 
 __all__ = [
     "HostEnvs",
@@ -35,52 +46,6 @@ __all__ = [
     "is_atari",
     "make_host_envs",
 ]
-
-
-Mask = Bool[np.ndarray, "envs actions"] | None
-"""The actions allowed in each environment; None where all are allowed always."""
-
-
-class HostReset(NamedTuple):
-    """What environments show first."""
-
-    observation: np.ndarray
-    """[envs, ...]"""
-
-    mask: Mask
-    """The actions allowed there."""
-
-
-class HostStep(NamedTuple):
-    """What followed an action in each environment."""
-
-    reward: Float[np.ndarray, " envs"]
-    terminated: Bool[np.ndarray, " envs"]
-    """Whether nothing follows: the end of an episode, or a lost life where the Atari protocol says so."""
-
-    truncated: Bool[np.ndarray, " envs"]
-    next_observation: np.ndarray
-    """[envs, ...]: the true next one, also where an episode ended."""
-
-    observation: np.ndarray
-    """[envs, ...]: to act on next; the first of the new episode where one ended."""
-
-    mask: Mask
-    """The actions allowed in `observation`."""
-
-    next_mask: Mask
-    """The actions allowed in `next_observation`; all where it is terminal."""
-
-    valid: Bool[np.ndarray, " envs"]
-    """False where nothing happened but a reset, in vector environments that reset in a step of its own: such a row must
-    not enter replay, and its action did not count."""
-
-    ended: Bool[np.ndarray, " envs"]
-    """Whether the environment's own episode is over, so that its return is complete; unlike `terminated` never for a
-    lost life."""
-
-    restarted: Bool[np.ndarray, " envs"]
-    """Whether `observation` does not continue `next_observation`: frames are stacked anew from here."""
 
 
 class HostEnvs:
@@ -111,10 +76,8 @@ class HostEnvs:
         self._made_of_envs = isinstance(within, InProcessEnvs | SyncVectorEnv | AsyncVectorEnv)
         self._replayable = self._made_of_envs and self._mode is AutoresetMode.DISABLED
         self._space = vector.single_observation_space
-        action_space = discrete_actions(vector.single_action_space, env_id)
-        self._first_action = int(action_space.start)
-        self.spec = describe(env_id, self._space, int(action_space.n), stacked_frames)
-        self._history_type = "H" if self.spec.num_actions <= 2**16 else "L"
+        self._action_space = vector.single_action_space
+        self.spec = describe(env_id, self._space, self._action_space, stacked_frames)
         self._mask_source: str | None = None
         self.reset(0)
         self._mask_source = self._find_masks()
@@ -130,14 +93,16 @@ class HostEnvs:
         self._start(np.zeros(self.num_envs, np.int64))
         return HostReset(self.observation, self.mask)
 
-    def step(self, actions: Int[Any, " envs"]) -> HostStep:
-        """What follows these actions; episodes that ended have begun anew in `observation`."""
-        actions = np.asarray(actions, np.int64)
+    def step(self, actions: Actions) -> HostStep:
+        """What follows these actions; episodes that ended have begun anew in `observation`.
+
+        Continuous actions are clipped to `spec.box`.
+        """
+        actions = read_actions(actions, self.spec)
         step = self._transition(actions)
         self._returns += step.reward
         if self._replayable:
-            for history, action in zip(self._history, actions.tolist(), strict=True):
-                history.append(action)
+            self._histories.add(actions)
         if np.count_nonzero(step.ended):  # this is quicker than `any`, and here every microsecond counts
             self._returns[step.ended] = 0.0
             self._episode[step.ended] += 1
@@ -152,8 +117,7 @@ class HostEnvs:
         return {
             "seed": np.asarray(self._seed, np.int64),
             "episode": self._episode.copy(),
-            "length": np.array([len(history) for history in self._history], np.int64),
-            "actions": np.concatenate([np.asarray(history, np.uint32) for history in self._history]),
+            **self._histories.state(),
             "episode_return": self._returns.copy(),
             "observation": self.observation.copy(),
         }
@@ -168,6 +132,7 @@ class HostEnvs:
                 f"the stored environments have observations {state['observation'].shape}, those of {self.spec.id} here "
                 f"{(self.num_envs, *self.spec.observation_shape)}; make as many environments of the same kind"
             )
+        episodes = self._histories.read(state)
         self._seed = int(state["seed"])
         if not self._replayable:
             self._start(state["episode"] + 1)
@@ -175,19 +140,16 @@ class HostEnvs:
                 f"{self.spec.id}: {type(self.vector).__name__} ({self._mode.name}) is a vector environment that cannot "
                 "restore its state; new episodes have begun in it"
             ]
-        ends = np.cumsum(state["length"])[:-1]
-        histories = [part.tolist() for part in np.split(state["actions"], ends)]
         self._start(state["episode"])
-        lost = self._replay(histories)
+        lost = self._play_again(episodes)
         same = (self.observation == state["observation"]).reshape(self.num_envs, -1).all(1)
         lost |= ~same | (self._returns != state["episode_return"])
         if lost.any():
             self._episode[lost] += 1
-            self._returns[lost] = 0.0
-            self.observation, self.mask = self._begin(lost, self.observation, self.mask)
+            self._begin_again(lost)
         return [
             f"{self.spec.id}: environment {place} did not come back to its state when its last "
-            f"{len(histories[place])} actions were played again (is it deterministic?); a new episode has begun there"
+            f"{len(episodes[place])} actions were played again (is it deterministic?); a new episode has begun there"
             for place in np.flatnonzero(lost).tolist()
         ]
 
@@ -205,7 +167,7 @@ class HostEnvs:
         """Begin these episodes everywhere."""
         self._episode = episodes.copy()
         self._returns = np.zeros(self.num_envs)
-        self._history = [array(self._history_type) for _ in range(self.num_envs)]
+        self._histories = Histories(self.spec, self.num_envs)
         self._resetting = np.zeros(self.num_envs, np.bool_)
         if self._replayable:
             nothing = np.zeros((self.num_envs, *self.spec.observation_shape), self.spec.observation_dtype)
@@ -213,7 +175,7 @@ class HostEnvs:
             self.observation, self.mask = self._begin(np.ones(self.num_envs, np.bool_), nothing, unmasked)
             return
         # halved, because native environments add their number to it and want 32 bits
-        raw, infos = self.vector.reset(seed=_episode_seed(self._seed, 0, int(episodes.max())) // 2)
+        raw, infos = self.vector.reset(seed=episode_seed(self._seed, 0, int(episodes.max())) // 2)
         self._first_infos = infos
         self.observation, self.mask = self._read(raw), self._read_mask(infos, np.zeros(self.num_envs, np.bool_))
 
@@ -223,8 +185,8 @@ class HostEnvs:
         if self._replayable:
             seeds: list[int | None] = [None] * self.num_envs
             for place in np.flatnonzero(rows).tolist():
-                seeds[place] = _episode_seed(self._seed, place, int(self._episode[place]))
-                self._history[place] = array(self._history_type)
+                seeds[place] = episode_seed(self._seed, place, int(self._episode[place]))
+                self._histories.forget(place)
             raw, infos = self.vector.reset(seed=seeds, options=options)
         else:
             raw, infos = self.vector.reset(options=options)
@@ -236,44 +198,33 @@ class HostEnvs:
             return observation, None
         return observation, np.where(rows[:, None], first_mask, mask)
 
-    def _replay(self, histories: Sequence[Sequence[int]]) -> Bool[np.ndarray, " envs"]:
-        """Play the actions again; true where an episode ended on the way, which it had not done.
-
-        All environments step at once, so those with fewer actions would be done too early: they first play a
-        part of theirs, then all in rounds (actions that they are known to take), so that the last round ends with all.
-        """
-        total = max(len(history) for history in histories)
+    def _play_again(self, episodes: Sequence[np.ndarray]) -> Bool[np.ndarray, " envs"]:
+        """Take the actions of these episodes again; true where one ended on the way, which it had not done."""
+        empty = np.array([len(episode) == 0 for episode in episodes])
         lost = np.zeros(self.num_envs, np.bool_)
-        for time in range(total):
-            actions = np.zeros(self.num_envs, np.int64)
-            begin = np.zeros(self.num_envs, np.bool_)
-            for place, history in enumerate(histories):
-                if lost[place] or not history:
-                    begin[place] = True
-                    continue
-                part = total % len(history)
-                at = time if time < part else (time - part) % len(history)
-                begin[place], actions[place] = at == 0, history[at]
-            if time and begin.any():
-                self._returns[begin] = 0.0
-                self.observation, self.mask = self._begin(begin, self.observation, self.mask)
+        for time, (begins, actions) in enumerate(rounds(episodes)):
+            if time and (begins | lost).any():
+                self._begin_again(begins | lost)
+            idle = empty | lost
             if self.mask is not None:
-                idle = np.array([not history for history in histories]) | lost
                 actions[idle] = self.mask[idle].argmax(1)
-            step = self._transition(actions)
+            step = self._transition(read_actions(actions, self.spec))
             self._returns += step.reward
-            lost |= step.ended & np.array([len(history) > 0 for history in histories])
+            lost |= step.ended & ~empty
             self.observation, self.mask = step.observation, step.mask
-        idle = np.array([not history for history in histories]) | lost
-        if total and idle.any():
-            self._returns[idle] = 0.0
-            self.observation, self.mask = self._begin(idle, self.observation, self.mask)
-        self._history = [array(self._history_type, history) for history in histories]
+        if not empty.all() and (empty | lost).any():
+            self._begin_again(empty | lost)
+        self._histories.load(episodes)
         return lost
 
-    def _transition(self, actions: Int[np.ndarray, " envs"]) -> HostStep:
+    def _begin_again(self, rows: Bool[np.ndarray, " envs"]) -> None:
+        """Go back to the first observation of some rows' episodes."""
+        self._returns[rows] = 0.0
+        self.observation, self.mask = self._begin(rows, self.observation, self.mask)
+
+    def _transition(self, actions: Actions) -> HostStep:
         """A step of the vector environment in terms that are the same in all modes, before resets of our own."""
-        raw, reward, terminated, truncated, infos = self.vector.step(actions + self._first_action)
+        raw, reward, terminated, truncated, infos = self.vector.step(write_actions(actions, self._action_space))
         terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
         ended = terminated | truncated
         valid = ~self._resetting
@@ -317,6 +268,8 @@ class HostEnvs:
 
     def _find_masks(self) -> str | None:
         """Where masks come from: the infos of a reset, a method `action_masks`, or nowhere."""
+        if self.spec.box is not None:
+            return None
         if "action_mask" in self._first_infos:
             return "info"
         if not self._made_of_envs or not all(self.vector.call("has_wrapper_attr", "action_masks")):
@@ -332,22 +285,12 @@ class HostEnvs:
         """The masks of all environments; where a row is exempt (nothing is chosen there), all is allowed if none is."""
         if self._mask_source is None:
             return None
-        mask = np.zeros((self.num_envs, self.spec.num_actions), np.bool_)
         if self._mask_source == "method":
-            mask[:] = self.vector.call("action_masks")
+            given, told = self.vector.call("action_masks"), np.ones(self.num_envs, np.bool_)
         else:
-            given = infos.get("_action_mask", np.full(self.num_envs, "action_mask" in infos))
-            for place in np.flatnonzero(given).tolist():
-                mask[place] = infos["action_mask"][place]
-        empty = ~mask.any(1)
-        if (empty & ~exempt).any():
-            place = int(np.flatnonzero(empty & ~exempt)[0])
-            raise ValueError(
-                f"environment {place} ({self.spec.id}) allows no action in an observation that is not terminal: "
-                "its action mask is missing or all False"
-            )
-        mask[empty] = True
-        return mask
+            given = infos.get("action_mask")
+            told = infos.get("_action_mask", np.full(self.num_envs, given is not None))
+        return read_masks(given, told, exempt, self.spec)
 
 
 def make_host_envs(
@@ -398,11 +341,7 @@ def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, paramet
             return make_atari(env_id, protocol, render, parameters)
         # only said where it is wanted, for not every environment knows of it
         rendering = {"render_mode": "rgb_array"} if render else {}
-        return gymnasium.make(env_id, **rendering, **parameters)
+        with quiet_about_age(registration):
+            return gymnasium.make(env_id, **rendering, **parameters)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(registration, error) from error
-
-
-def _episode_seed(seed: int, place: int, episode: int) -> int:
-    """The seed of an episode of an environment in a run, of 31 bits."""
-    return int(np.random.SeedSequence(seed, spawn_key=(place, episode)).generate_state(1)[0] >> 1)

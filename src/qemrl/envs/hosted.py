@@ -13,13 +13,13 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, PRNGKeyArray, UInt32
 
-from qemrl.envs.compiled import COMPILED, CompiledEnv, EnvState, Outcome, make_compiled
+from qemrl.envs.compiled import COMPILED, Action, CompiledEnv, EnvState, Outcome, make_compiled
 from qemrl.types import EnvSpec
 
 
-class HostedEnv(gymnasium.Env[np.ndarray, np.int64]):
+class HostedEnv(gymnasium.Env[np.ndarray, np.int64 | np.ndarray]):
     """One compiled environment as a Gymnasium environment.
 
     Call number k of `reset` or `step` since the last seeding, counted from zero, uses the key
@@ -35,7 +35,7 @@ class HostedEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.compiled = env
         self.render_mode = render_mode
         self.observation_space = _observation_space(env.spec)
-        self.action_space = gymnasium.spaces.Discrete(env.spec.num_actions)
+        self.action_space = _action_space(env.spec)
         self.key: PRNGKeyArray | None = None
         self.calls = 0
         self.state: EnvState = None
@@ -53,13 +53,12 @@ class HostedEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.state, observation = _programs(self.compiled)[0](self.key, self._next_call())
         return np.array(observation), self._info()
 
-    def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64 | int | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """The next observation, the reward, whether the episode terminated or was truncated, and the action mask."""
         if self.state is None:
             raise ValueError("step before the first reset: call reset")
-        if not 0 <= action < self.compiled.spec.num_actions:
-            raise ValueError(f"action {action} is none of 0 to {self.compiled.spec.num_actions - 1}")
-        outcome = _programs(self.compiled)[1](self.key, self._next_call(), self.state, np.int32(action))
+        taken = _checked(action, self.compiled.spec)
+        outcome = _programs(self.compiled)[1](self.key, self._next_call(), self.state, taken)
         self.state = outcome.state
         observation = np.array(outcome.observation)
         return observation, float(outcome.reward), bool(outcome.terminated), bool(outcome.truncated), self._info()
@@ -119,6 +118,28 @@ def _observation_space(spec: EnvSpec) -> gymnasium.spaces.Box:
     return gymnasium.spaces.Box(np.array(spec.low, dtype), np.array(spec.high, dtype), dtype=dtype.type)
 
 
+def _action_space(spec: EnvSpec) -> gymnasium.spaces.Discrete | gymnasium.spaces.Box:
+    if spec.box is None:
+        return gymnasium.spaces.Discrete(spec.num_actions)
+    low, high = (np.array(bound, np.float32).reshape(spec.box.shape) for bound in (spec.box.low, spec.box.high))
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+def _checked(action: np.int64 | int | np.ndarray, spec: EnvSpec) -> np.ndarray | np.int32:
+    """The action in the dtype that the compiled environment takes, if it is one of its actions."""
+    if spec.box is None:
+        if not 0 <= action < spec.num_actions:
+            raise ValueError(f"action {action} is none of 0 to {spec.num_actions - 1}")
+        return np.int32(action)
+    taken = np.asarray(action, np.float32)
+    if taken.shape != spec.box.shape:
+        raise ValueError(f"action {action} has the shape {taken.shape}, actions of {spec.id} {spec.box.shape}")
+    low, high = np.array(spec.box.low, np.float32), np.array(spec.box.high, np.float32)
+    if not ((low <= taken.reshape(-1)) & (taken.reshape(-1) <= high)).all():
+        raise ValueError(f"action {action} is not within {spec.box.low} and {spec.box.high}: clip it")
+    return taken
+
+
 @lru_cache(maxsize=64)
 def _programs(env: CompiledEnv) -> tuple[Callable[..., tuple[EnvState, Array]], Callable[..., Outcome]]:
     """The compiled reset and step, shared by all hosted copies of an environment."""
@@ -126,8 +147,8 @@ def _programs(env: CompiledEnv) -> tuple[Callable[..., tuple[EnvState, Array]], 
     def reset(key: PRNGKeyArray, call: UInt32[Array, ""]) -> tuple[EnvState, Array]:
         return env.reset(jax.random.fold_in(key, call))
 
-    def step(key: PRNGKeyArray, call: UInt32[Array, ""], state: EnvState, action: Int[Array, ""]) -> Outcome:
-        return env.step(state, jnp.asarray(action, jnp.int32), jax.random.fold_in(key, call))
+    def step(key: PRNGKeyArray, call: UInt32[Array, ""], state: EnvState, action: Action) -> Outcome:
+        return env.step(state, jnp.asarray(action, env.spec.action_dtype), jax.random.fold_in(key, call))
 
     return jax.jit(reset), jax.jit(step)
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
-from jaxtyping import Int
+
+from qemrl.types import Actions
 
 
 class InProcessEnvs:
@@ -23,6 +25,7 @@ class InProcessEnvs:
         self.render_mode = self.envs[0].render_mode
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
+        self._arrays_of_rank_zero = isinstance(self.single_action_space, Box) and self.single_action_space.shape == ()
         self._shape = (num_envs, *(self.single_observation_space.shape or ()))
         self._observation = np.zeros(self._shape, self.single_observation_space.dtype)
 
@@ -35,13 +38,13 @@ class InProcessEnvs:
             self._note(infos, info, place)
         return self._observation, infos
 
-    def step(
-        self, actions: Int[np.ndarray, " envs"]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Actions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Observations, rewards, terminated, truncated and infos of a step in each environment."""
         observation, reward = np.empty_like(self._observation), np.empty(self.num_envs)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         infos: dict[str, Any] = {}
+        if self._arrays_of_rank_zero:  # a row would be a scalar, which is no element of a Box
+            actions = [np.asarray(action) for action in actions]
         for place, env in enumerate(self.envs):
             observation[place], reward[place], terminated[place], truncated[place], info = env.step(actions[place])
             if info:

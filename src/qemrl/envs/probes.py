@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 from scipy.special import ndtri
 
-from qemrl.envs.compiled import CompiledEnv, Outcome, time_limited
+from qemrl.envs.compiled import Action, CompiledEnv, Outcome, time_limited
 from qemrl.types import EnvSpec
 
 REWARD_MEAN, REWARD_STD = 1.0, 2.0
@@ -57,32 +57,32 @@ class Probe(NamedTuple):
 def constant_reward() -> CompiledEnv:
     """One action, one step, observation 0, reward 1: Q = 1."""
 
-    def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
         del action, key
-        return _outcome(state, state.observation, 1.0, ends=True)
+        return outcome(state, state.observation, 1.0, ends=True)
 
-    return _probe("1", 1, _from_zero, step)
+    return _probe("1", 1, from_zero, step)
 
 
 def observed_reward() -> CompiledEnv:
     """One action, one step, observation −1 or 1 by chance, reward equal to it: Q(−1) = −1, Q(1) = 1."""
 
-    def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
         del action, key
-        return _outcome(state, state.observation, state.observation[0], ends=True)
+        return outcome(state, state.observation, state.observation[0], ends=True)
 
-    return _probe("2", 1, _from_sign, step)
+    return _probe("2", 1, from_sign, step)
 
 
 def delayed_reward() -> CompiledEnv:
     """One action, two steps, observation 0 and then 1, reward 1 at the end: Q(0) = discount, Q(1) = 1."""
 
-    def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
         del action, key
         last = state.steps == 1
-        return _outcome(state, jnp.ones(1, jnp.float32), last.astype(jnp.float32), ends=last)
+        return outcome(state, jnp.ones(1, jnp.float32), last.astype(jnp.float32), ends=last)
 
-    return _probe("3", 1, _from_zero, step)
+    return _probe("3", 1, from_zero, step)
 
 
 def two_actions() -> CompiledEnv:
@@ -90,9 +90,9 @@ def two_actions() -> CompiledEnv:
 
     def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
         del key
-        return _outcome(state, state.observation, _sign(action == 1), ends=True)
+        return outcome(state, state.observation, _sign(action == 1), ends=True)
 
-    return _probe("4", 2, _from_zero, step)
+    return _probe("4", 2, from_zero, step)
 
 
 def matching_action() -> CompiledEnv:
@@ -103,9 +103,9 @@ def matching_action() -> CompiledEnv:
 
     def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
         del key
-        return _outcome(state, state.observation, _sign((action == 1) == (state.observation[0] > 0)), ends=True)
+        return outcome(state, state.observation, _sign((action == 1) == (state.observation[0] > 0)), ends=True)
 
-    return _probe("5", 2, _from_sign, step)
+    return _probe("5", 2, from_sign, step)
 
 
 def truncation() -> CompiledEnv:
@@ -114,11 +114,11 @@ def truncation() -> CompiledEnv:
     An agent that takes the truncation for a termination finds less than 5 for the only state there is.
     """
 
-    def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
         del action, key
-        return _outcome(state, state.observation, 1.0, ends=False)
+        return outcome(state, state.observation, 1.0, ends=False)
 
-    return time_limited(_probe("6", 1, _from_zero, step), LIMIT)
+    return time_limited(_probe("6", 1, from_zero, step), LIMIT)
 
 
 def random_reward() -> CompiledEnv:
@@ -127,12 +127,12 @@ def random_reward() -> CompiledEnv:
     Q = 1, and the quantile of the return at level τ is 1 + 2 Φ⁻¹(τ).
     """
 
-    def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
+    def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
         del action
         reward = REWARD_MEAN + REWARD_STD * jax.random.normal(key, (), jnp.float32)
-        return _outcome(state, state.observation, reward, ends=True)
+        return outcome(state, state.observation, reward, ends=True)
 
-    return _probe("7", 1, _from_zero, step)
+    return _probe("7", 1, from_zero, step)
 
 
 def forbidden_action() -> CompiledEnv:
@@ -152,7 +152,7 @@ def forbidden_action() -> CompiledEnv:
         del key
         rewards = jnp.array([[0, 0, 1], [-1, -2, 10]], jnp.float32)
         last = state.steps == 1
-        return _outcome(state, jnp.ones(1, jnp.float32), rewards[last.astype(jnp.int32), action], ends=last)
+        return outcome(state, jnp.ones(1, jnp.float32), rewards[last.astype(jnp.int32), action], ends=last)
 
     def mask(state: ProbeState) -> Bool[Array, "3"]:
         return (state.observation < 0) | (jnp.arange(3) != FORBIDDEN)
@@ -200,19 +200,21 @@ def _probe(
     mask: Callable[[ProbeState], Bool[Array, " actions"]] | None = None,
 ) -> CompiledEnv:
     spec = EnvSpec(f"probe/{name}", (1,), "float32", actions, mask is not None, low=(-1.0,), high=(1.0,))
-    return CompiledEnv(spec, reset, step, _draw, mask or (lambda _: None))
+    return CompiledEnv(spec, reset, step, draw, mask or (lambda _: None))
 
 
 def _start(observation: Float[Array, "1"]) -> tuple[ProbeState, Float[Array, "1"]]:
     return ProbeState(observation, jnp.int32(0)), observation
 
 
-def _from_zero(key: PRNGKeyArray) -> tuple[ProbeState, Float[Array, "1"]]:
+def from_zero(key: PRNGKeyArray) -> tuple[ProbeState, Float[Array, "1"]]:
+    """The start of an episode with observation 0."""
     del key
     return _start(jnp.zeros(1, jnp.float32))
 
 
-def _from_sign(key: PRNGKeyArray) -> tuple[ProbeState, Float[Array, "1"]]:
+def from_sign(key: PRNGKeyArray) -> tuple[ProbeState, Float[Array, "1"]]:
+    """The start of an episode with observation −1 or 1, each as likely as the other."""
     return _start(_sign(jax.random.bernoulli(key, shape=(1,))))
 
 
@@ -220,14 +222,15 @@ def _sign(positive: Bool[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.where(positive, jnp.float32(1), jnp.float32(-1))
 
 
-def _outcome(
+def outcome(
     state: ProbeState, observation: Float[Array, "1"], reward: float | Float[Array, ""], ends: bool | Bool[Array, ""]
 ) -> Outcome:
+    """What a step led to that shows this observation, gives this reward and terminates the episode or not."""
     following = ProbeState(observation, state.steps + jnp.int32(1))
     return Outcome(following, observation, jnp.asarray(reward, jnp.float32), jnp.asarray(ends), jnp.bool_(False))
 
 
-def _draw(state: ProbeState) -> UInt8[np.ndarray, "height width 3"]:
+def draw(state: ProbeState) -> UInt8[np.ndarray, "height width 3"]:
     """What is observed as a shade of grey, from black for −1 to white for 1."""
     shade = round(255 * (float(state.observation[0]) + 1) / 2)
     return np.full((200, 200, 3), shade, np.uint8)

@@ -13,7 +13,7 @@ from qemrl.estimators.diagnostics import (
     sampling_error,
     variance_reduction,
 )
-from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments
+from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments, Statistic
 from qemrl.estimators.laws import LAWS, Law, normal_mixture
 from qemrl.estimators.levels import (
     CumulativeLevels,
@@ -25,14 +25,17 @@ from qemrl.estimators.levels import (
 )
 from qemrl.estimators.noise import IndependentNoise, Noise, SampleQuantileNoise, SGDNoise
 from qemrl.estimators.presets import ESTIMATORS, EstimatorPreset
+from qemrl.estimators.risk import CPW, CVaR, MeanStd, VaR, Wang
 from qemrl.estimators.variance import BandVariance, ConstantVariance, TailVariance, VarianceModel
 
 __all__ = [
+    "CPW",
     "ESTIMATORS",
     "LAWS",
     "QEM",
     "BandVariance",
     "BiasVariance",
+    "CVaR",
     "ConstantVariance",
     "CumulativeLevels",
     "EmpiricalMean",
@@ -40,12 +43,16 @@ __all__ = [
     "EstimatorPreset",
     "IndependentNoise",
     "Law",
+    "MeanStd",
     "Moments",
     "Noise",
     "SGDNoise",
     "SampleQuantileNoise",
+    "Statistic",
     "TailVariance",
+    "VaR",
     "VarianceModel",
+    "Wang",
     "antithetic_levels",
     "crossing_rate",
     "cumulative_levels",

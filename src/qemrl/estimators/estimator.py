@@ -50,6 +50,15 @@ class Estimator(Protocol):
         ...
 
 
+@runtime_checkable
+class Statistic(Protocol):
+    """What agents ask of a number that they maximise: Q, by an `Estimator`, or a risk measure."""
+
+    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+        """The number to maximise in the place of Q."""
+        ...
+
+
 @dataclass(frozen=True)
 class EmpiricalMean:
     """The plain mean of the quantiles, as in QR-DQN and IQN; its moments are those of the quantiles."""

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl import figures
-from qemrl.agents.value import make_value_agent
+from qemrl.agents.presets import make_agent
+from qemrl.agents.value import ValueConfig
 from qemrl.experiments.curves import Curve, draw, read_curve
 from qemrl.serialization import to_json
 from qemrl.statistics import Interval, mean_interval
@@ -87,7 +88,7 @@ def _planned(preset: str, asked: Asked, folder: Path, explore_over: float | None
         raise ValueError(f"there is no run in {path} yet; to train it, say --env and --steps")
     num_seeds = DEFAULT_NUM_SEEDS if asked.num_seeds is None else asked.num_seeds
     config = configure(preset, asked.env, asked.steps, asked.seed or 0, num_seeds)
-    if explore_over is not None:
+    if explore_over is not None and isinstance(config.agent, ValueConfig):
         exploration = replace(config.agent.exploration, over_steps=max(1, int(explore_over * asked.steps)))
         config = replace(config, agent=replace(config.agent, exploration=exploration))
     return dense(config)
@@ -114,7 +115,7 @@ def prepare(config: RunConfig, path: Path) -> RunDirectory:
     """
     if (path / "config.json").exists():
         return RunDirectory(path)
-    make_value_agent(config.agent, describe_environment(config))
+    make_agent(config.agent, describe_environment(config))
     return RunDirectory.create(path, to_json(config), {"command": "compare"})
 
 

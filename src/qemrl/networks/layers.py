@@ -43,15 +43,32 @@ class Linear(eqx.Module):
     weight: Float[Array, "outputs inputs"]
     bias: Float[Array, " outputs"]
 
-    def __init__(self, inputs: int, outputs: int, key: Key) -> None:
+    def __init__(self, inputs: int, outputs: int, key: Key, scale: float = 1.0) -> None:
         weight_key, bias_key = jax.random.split(key)
-        self.weight = _uniform(weight_key, (outputs, inputs), inputs)
-        self.bias = _uniform(bias_key, (outputs,), inputs)
+        self.weight = scale * _uniform(weight_key, (outputs, inputs), inputs)
+        self.bias = scale * _uniform(bias_key, (outputs,), inputs)
 
     def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
         """The outputs; the key is not needed."""
         del key
         return _affine(inputs, self.weight, self.bias)
+
+
+class LayerNorm(eqx.Module):
+    """The last axis brought to mean 0 and variance 1, then a learned affine map of each component (Ba et al., 2016)."""
+
+    scale: Float[Array, " features"]
+    bias: Float[Array, " features"]
+
+    def __init__(self, features: int) -> None:
+        self.scale, self.bias = jnp.ones(features, jnp.float32), jnp.zeros(features, jnp.float32)
+
+    def __call__(self, inputs: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
+        """The outputs; where all inputs are equal they are the bias."""
+        centred = inputs - jnp.mean(inputs, axis=-1, keepdims=True)
+        spread = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + jnp.float32(1e-5))
+        scale, bias = (jnp.broadcast_to(each, inputs.shape) for each in (self.scale, self.bias))
+        return centred * spread * scale + bias
 
 
 class NoisyLinear(eqx.Module):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qemrl.networks.layers import Key, Layer, Linear, NoisyLinear
+from qemrl.networks.layers import Key, Layer, LayerNorm, Linear, NoisyLinear
 
 
 @dataclass(frozen=True)
@@ -17,25 +17,29 @@ class StreamConfig:
     hidden: tuple[int, ...]
     dueling: bool
     noisy: bool
+    layer_norm: bool = False
 
 
 class Stream(eqx.Module):
-    """Dense layers with ReLU between them."""
+    """Dense layers with ReLU between them, and before each ReLU a LayerNorm if the configuration says so."""
 
     layers: tuple[Layer, ...]
+    norms: tuple[LayerNorm | None, ...]
 
     def __init__(self, config: StreamConfig, features: int, outputs: int, key: Key) -> None:
         sizes = (features, *config.hidden, outputs)
         kind = NoisyLinear if config.noisy else Linear
         keys = jax.random.split(key, len(sizes) - 1)
         self.layers = tuple(kind(sizes[i], sizes[i + 1], keys[i]) for i in range(len(sizes) - 1))
+        self.norms = tuple(LayerNorm(width) if config.layer_norm else None for width in config.hidden)
 
     def __call__(self, features: Float[Array, "*batch features"], key: Key | None) -> Float[Array, "*batch outputs"]:
         """The outputs of the last layer, without ReLU."""
         *hidden, last = self.layers
         keys = [None] * len(self.layers) if key is None else list(jax.random.split(key, len(self.layers)))
-        for layer, layer_key in zip(hidden, keys, strict=False):
-            features = jax.nn.relu(layer(features, layer_key))
+        for layer, norm, layer_key in zip(hidden, self.norms, keys, strict=False):
+            features = layer(features, layer_key)
+            features = jax.nn.relu(features if norm is None else norm(features))
         return last(features, keys[-1])
 
 

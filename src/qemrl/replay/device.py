@@ -20,7 +20,7 @@ class ReplayState(NamedTuple):
 
     observation: Shaped[Array, "rows features"]
     next_observation: Shaped[Array, "rows features"]
-    action: Int[Array, "rows envs"]
+    action: Int[Array, "rows envs"] | Float[Array, "rows components"]
     reward: Float[Array, "rows envs"]
     terminated: Bool[Array, "rows envs"]
     truncated: Bool[Array, "rows envs"]
@@ -79,7 +79,7 @@ class DeviceReplay:
         return ReplayState(
             observation=jnp.zeros(observations, dtype),
             next_observation=jnp.zeros(observations, dtype),
-            action=jnp.zeros((rows, envs), jnp.int32),
+            action=jnp.zeros((rows, envs * math.prod(self.spec.action_shape)), jnp.dtype(self.spec.action_dtype)),
             reward=jnp.zeros((rows, envs), jnp.float32),
             terminated=jnp.zeros((rows, envs), bool),
             truncated=jnp.zeros((rows, envs), bool),
@@ -94,6 +94,10 @@ class DeviceReplay:
             raise ValueError(
                 f"the step has {'no' if step.next_mask is None else 'a'} next_mask, but has_mask is "
                 f"{self.spec.has_mask} for {self.spec.id}"
+            )
+        if step.action.shape != (self.num_envs, *self.spec.action_shape):  # a slice that is too short would be written
+            raise ValueError(
+                f"actions of {self.spec.id} must be {(self.num_envs, *self.spec.action_shape)}, got {step.action.shape}"
             )
         position = rows % self.num_rows
         stored = {}
@@ -130,7 +134,7 @@ class DeviceReplay:
         )
         batch = Batch(
             observation=self._read(state.observation, indices),
-            action=state.action.reshape(-1)[indices],
+            action=state.action.reshape(self.capacity, *self.spec.action_shape)[indices],
             reward=returns.reward,
             discount=returns.discount,
             next_observation=self._read(state.next_observation, returns.last),

@@ -31,7 +31,8 @@ class HostReplay:
         self._terminated, self._truncated = self._arrays["terminated"], self._arrays["truncated"]
         self._next_mask = self._arrays.get("next_mask")
         self._tree = self._arrays.get("tree")
-        self._flat = {name: self._arrays[name].reshape(-1) for name in ("action", "reward", "terminated", "truncated")}
+        self._flat = {name: self._arrays[name].reshape(-1) for name in ("reward", "terminated", "truncated")}
+        self._flat_action = self._action.reshape(-1, *spec.action_shape)
         self._largest = np.float32(1)
         self._rows = 0
         self._first_row = 0
@@ -57,6 +58,8 @@ class HostReplay:
         """Store a step of all environments."""
         if (step.next_mask is None) == self._spec.has_mask:
             raise _mask_error(self._spec)
+        if step.action.shape != self._action.shape[1:]:  # NumPy might stretch it
+            raise ValueError(f"actions of {self._spec.id} must be {self._action.shape[1:]}, got {step.action.shape}")
         position = self._rows % self._num_rows
         self._observations.write(self._rows, step)
         self._action[position] = step.action
@@ -106,7 +109,7 @@ class HostReplay:
         mask = self._next_mask
         batch = Batch(
             observation=self._observations.observation(indices),
-            action=flat["action"][indices],
+            action=self._flat_action[indices],
             reward=returns.reward,
             discount=returns.discount,
             next_observation=self._observations.next_observation(returns.last),
@@ -184,7 +187,7 @@ def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> Layout:
     num_rows = count_rows(spec, num_envs, config)
     rows = (num_rows, num_envs)
     layout: Layout = {
-        "action": (rows, "int32"),
+        "action": ((*rows, *spec.action_shape), spec.action_dtype),
         "reward": (rows, "float32"),
         "terminated": (rows, "bool"),
         "truncated": (rows, "bool"),

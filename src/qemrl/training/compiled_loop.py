@@ -227,7 +227,7 @@ class CompiledLoop:
             updates = counts.updates + number
             batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
             key = jax.random.fold_in(keys.update, updates)
-            params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key)
+            params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key, updates)
             tally = tally.learned(update.loss, counts.vector_steps * self.pace.num_envs)
             surprises.append((indices, update.priorities))
         return params, learning, tally, jax.tree.map(lambda *leaves: jnp.stack(leaves), *surprises)

@@ -1,17 +1,32 @@
 """What a run is: enough to do it again."""
 
 import difflib
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from qemrl.agents.presets import PRESETS, Domain
-from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig
+from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.domains import Domain, mujoco_task
+from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.presets import PRESETS, AgentConfig
+from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.envs.atari import AtariProtocol, protocol_for
 from qemrl.envs.compiled import is_compiled
 from qemrl.envs.host import is_atari
-from qemrl.estimators import QEM, BandVariance, ConstantVariance, EmpiricalMean, TailVariance
+from qemrl.estimators import (
+    CPW,
+    QEM,
+    BandVariance,
+    ConstantVariance,
+    CVaR,
+    EmpiricalMean,
+    MeanStd,
+    TailVariance,
+    VaR,
+    Wang,
+)
 from qemrl.exploration import EpsilonGreedy
+from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay.config import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.serialization import from_json
@@ -28,7 +43,7 @@ class RunConfig:
     env: str
     """The id of the environment."""
 
-    agent: ValueConfig
+    agent: AgentConfig
     """All settings of the agent."""
 
     steps: int
@@ -115,6 +130,8 @@ REGISTRY: dict[str, type] = {
         RunConfig,
         ValueConfig,
         NetworkConfig,
+        ActorCriticConfig,
+        ActorCriticNetworkConfig,
         AdamConfig,
         ReplayConfig,
         EpsilonGreedy,
@@ -127,6 +144,19 @@ REGISTRY: dict[str, type] = {
         ConstantVariance,
         TailVariance,
         BandVariance,
+        CVaR,
+        VaR,
+        Wang,
+        CPW,
+        MeanStd,
+        ElementwiseMin,
+        SmallestCritic,
+        PooledTruncation,
+        Averaged,
+        TanhGaussian,
+        Deterministic,
+        FixedTemperature,
+        AutomaticTemperature,
         AtariProtocol,
     )
 }
@@ -147,6 +177,7 @@ class _Rhythm:
         return _Rhythm(log, evaluate, save, self.evaluation_episodes)
 
 
+_MUJOCO = _Rhythm(1_000, 5_000, 25_000, 10)
 _RHYTHMS: dict[Domain, _Rhythm] = {
     "classic": _Rhythm(1_000, 5_000, 10_000, 20),
     "minatar": _Rhythm(10_000, 50_000, 100_000, 20),
@@ -158,12 +189,12 @@ def domain_of(env: str) -> Domain:
     """Whose settings an environment gets."""
     if is_atari(env):
         return "atari"
-    return "minatar" if env.startswith("minatar/") else "classic"
+    return "minatar" if env.startswith("minatar/") else mujoco_task(env) or "classic"
 
 
 def default_steps(env: str) -> int:
     """For how long is enough to learn something there."""
-    return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}[domain_of(env)]
+    return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}.get(domain_of(env), 1_000_000)
 
 
 def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1, num_envs: int = 1) -> RunConfig:
@@ -177,11 +208,9 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
     domain = domain_of(env)
-    agent = PRESETS[preset].configure(domain)
-    whole = math.lcm(agent.update_every, num_envs)  # a refresh falls between iterations
-    agent = replace(agent, target_every=-(-agent.target_every // whole) * whole)
+    agent = PRESETS[preset].configure(domain).fitted(num_envs)
     pace = make_pace(num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
-    rhythm = _RHYTHMS[domain].fitted(pace.steps)
+    rhythm = _RHYTHMS.get(domain, _MUJOCO).fitted(pace.steps)
     return RunConfig(
         preset=preset,
         env=env,

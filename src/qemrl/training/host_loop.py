@@ -21,7 +21,7 @@ from qemrl.training.pace import Pace
 from qemrl.training.play import make_act, play_hosted
 from qemrl.training.randomness import Keys
 from qemrl.training.tally import Tally
-from qemrl.types import Batch, Step
+from qemrl.types import Actions, Batch, Step
 
 BITS_AT_ONCE = 256
 """For how many updates the random bits of sampling are drawn in one go."""
@@ -206,9 +206,7 @@ class HostLoop:
         ]
         return Step(*rows)
 
-    def _choose(
-        self, params: list[Array], acting: Any, view: View, count: Int[Array, ""]
-    ) -> tuple[Int[Array, " envs"], Any]:
+    def _choose(self, params: list[Array], acting: Any, view: View, count: Int[Array, ""]) -> tuple[Actions, Any]:
         network, step = jax.tree.unflatten(self._structures.params, params), count * self.pace.num_envs
         return self.algorithm.act(network, acting, view, step, jax.random.fold_in(self.keys.act, count), False)
 
@@ -225,7 +223,7 @@ class HostLoop:
         key = jax.random.fold_in(self.keys.update, updates)
         parts = zip(self._structures, (params, learning, frozen), strict=True)
         agent = AgentState(*(jax.tree.unflatten(*part) for part in parts))
-        learned, still_learning, update = self.algorithm.update(agent, batch, key)
+        learned, still_learning, update = self.algorithm.update(agent, batch, key, updates)
         leaves = jax.tree.leaves(learned), jax.tree.leaves(still_learning)
         return *leaves, tally.learned(update.loss, step), update.priorities
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qemrl.agents.algorithm import Algorithm
-from qemrl.agents.value import make_value_agent
+from qemrl.agents.presets import make_agent
 from qemrl.envs.compiled import COMPILED, make_compiled
 from qemrl.envs.host import HostEnvs, make_host_envs
 from qemrl.envs.hosted import hosted_id
@@ -193,6 +193,7 @@ def require_possible(config: RunConfig) -> None:
         ValueError: The environment is unknown, or not one for this agent.
     """
     spec = describe_environment(config)
+    make_agent(config.agent, spec)
     advice = "give it a smaller replay (--replay.capacity), or fewer seeds at once (--num-seeds)"
     require_memory(replay_bytes(config, spec), f"the replay of {config.preset} on {config.env}", advice)
 
@@ -206,7 +207,7 @@ def make_loop(config: RunConfig) -> CompiledRun | HostRun:
 def _compiled_loop(config: RunConfig) -> CompiledLoop:
     env, agent = make_compiled(config.env), config.agent
     return CompiledLoop(
-        make_value_agent(agent, env.spec),
+        make_agent(agent, env.spec),
         env,
         DeviceReplay(env.spec, config.num_envs, agent.replay, agent.discount),
         config.pace,
@@ -223,7 +224,7 @@ def _host_loops(config: RunConfig) -> list[HostLoop]:
         envs, agent = _envs(config, config.num_envs), config.agent
         loops.append(
             HostLoop(
-                make_value_agent(agent, envs.spec),
+                make_agent(agent, envs.spec),
                 envs,
                 lambda count: evaluation_envs(config, count),
                 HostReplay(envs.spec, config.num_envs, agent.replay, agent.discount),
@@ -262,7 +263,7 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> Learned | Non
     found = checkpoint.load_latest(folder, lambda name: path_of(name) is not None)
     if found is None:
         return None
-    algorithm = make_value_agent(config.agent, spec)
+    algorithm = make_agent(config.agent, spec)
     template = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0))).params
     arrays = {str(path_of(name)): array for name, array in found.arrays.items()}
     params = []

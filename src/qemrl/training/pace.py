@@ -31,8 +31,13 @@ class Pace(NamedTuple):
         return max(0, steps - self.first_update) // self.steps * self.updates
 
 
-def make_pace(num_envs: int, update_every: int, target_every: int, learning_starts: int, batch_size: int) -> Pace:
-    """The pace of one update every `update_every` steps; environments and updates must fit into one another."""
+def make_pace(
+    num_envs: int, update_every: int, target_every: int | None, learning_starts: int, batch_size: int
+) -> Pace:
+    """The pace of one update every `update_every` steps; environments and updates must fit into one another.
+
+    So must the steps between copies to a target network, where there are any.
+    """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     if update_every % num_envs and num_envs % update_every:
@@ -40,7 +45,7 @@ def make_pace(num_envs: int, update_every: int, target_every: int, learning_star
             f"{num_envs} environments do not fit an update every {update_every} steps: "
             "one must be a multiple of the other"
         )
-    if target_every % num_envs:
+    if target_every is not None and target_every % num_envs:
         raise ValueError(f"target_every must be a multiple of the {num_envs} environments, got {target_every}")
     pace = Pace(num_envs, max(1, update_every // num_envs), max(1, num_envs // update_every), 0)
     return pace._replace(first_update=pace.whole(max(learning_starts, batch_size)))

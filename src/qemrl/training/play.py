@@ -13,8 +13,9 @@ from qemrl.envs.compiled import CompiledEnv
 from qemrl.envs.host import HostEnvs
 from qemrl.networks.layers import Key
 from qemrl.training.randomness import Keys
+from qemrl.types import Actions
 
-Act = Callable[..., tuple[Int[Array, " envs"], Any]]
+Act = Callable[..., tuple[Actions, Any]]
 """(params, acting state, view, step, count, key) to actions and the acting state; compiled."""
 
 
@@ -23,7 +24,7 @@ def make_act(algorithm: Algorithm, evaluating: bool) -> Act:
 
     def act(
         params: Any, acting: Any, view: View, step: Int[Array, ""], count: Int[Array, ""], key: Key
-    ) -> tuple[Int[Array, " envs"], Any]:
+    ) -> tuple[Actions, Any]:
         return algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), evaluating)
 
     return jax.jit(act)

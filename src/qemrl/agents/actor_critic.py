@@ -1,0 +1,351 @@
+"""The whole SAC family as one function of its parts: representation × estimator × ensemble × policy × temperature."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
+from qemrl.agents.estimates import estimate, numbers_of, require_fit
+from qemrl.agents.names import VALUE_AGENTS
+from qemrl.agents.optimiser import AdamConfig, begin, descend
+from qemrl.distributional.bellman import backup
+from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
+from qemrl.networks.actor_critic import CriticTorso, PolicyNetwork
+from qemrl.networks.layers import Key
+from qemrl.networks.streams import ActionStreams, StreamConfig
+from qemrl.networks.torsos import TorsoName
+from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.replay.config import ReplayConfig
+from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Purpose, Scalar
+from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
+
+CANDIDATES = 64
+"""How many actions, the policy's mode among them, are compared where a risk measure decides at acting time."""
+
+
+@dataclass(frozen=True)
+class ActorCriticNetworkConfig:
+    """The networks of policy and critics."""
+
+    torso: TorsoName = "auto"
+    """What reads the observation: `nature`, `minatar` or `mlp`; `auto` goes by its shape."""
+
+    policy_widths: tuple[int, ...] = (256, 256)
+    """The dense layers of the policy."""
+
+    critic_widths: tuple[int, ...] = (256,)
+    """The dense layers of a critic on observation and action, before a level's embedding joins, if there is one."""
+
+    critic_hidden: tuple[int, ...] = (256,)
+    """The dense layers of a critic after that."""
+
+    layer_norm: bool = False
+    """A LayerNorm before each ReLU of a critic, as in DSAC."""
+
+
+@dataclass(frozen=True)
+class ActorCriticConfig:
+    """An agent of the SAC family. Steps are agent steps: decisions, summed over environments."""
+
+    target_every: ClassVar[None] = None
+    """Target networks move with every update, and there is nothing to wait for."""
+
+    representation: Scalar | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
+    """How a critic holds a return distribution."""
+
+    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    """How a critic's return distribution becomes the Q that the policy climbs."""
+
+    ensemble: ElementwiseMin | SmallestCritic | PooledTruncation | Averaged = field(default_factory=ElementwiseMin)
+    """How many critics there are, and how they become one."""
+
+    policy: TanhGaussian | Deterministic = field(default_factory=TanhGaussian)
+    """What kind of policy it is."""
+
+    temperature: FixedTemperature | AutomaticTemperature = field(default_factory=FixedTemperature)
+    """The weight of the policy's entropy."""
+
+    network: ActorCriticNetworkConfig = field(default_factory=ActorCriticNetworkConfig)
+    optimiser: AdamConfig = field(default_factory=lambda: AdamConfig(3e-4, 1e-8))
+    """Of the critics, of the policy and of a temperature that is learned, each by itself."""
+
+    replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
+
+    target_policy: bool = False
+    """Whether targets bootstrap from a slow copy of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
+
+    polyak: float = 0.005
+    """How far target networks move to the online ones with each update of the policy."""
+
+    policy_every: int = 1
+    """Updates of the critics for each of the policy and the target networks; TD3 has two."""
+
+    discount: float = 0.99
+    """γ."""
+
+    batch_size: int = 256
+    """Transitions per update."""
+
+    update_every: int = 1
+    """Steps per update."""
+
+    learning_starts: int = 10_000
+    """Steps before the first update."""
+
+    random_steps: int = 10_000
+    """Steps with actions drawn evenly from the whole box, before the policy acts."""
+
+    clip_rewards: bool = False
+    """Learn from rewards cut to [−1, 1]; returns are reported with the rewards as they are."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.discount <= 1 or not 0 < self.polyak <= 1:
+            raise ValueError(f"discount and polyak must be in (0, 1], got {self.discount} and {self.polyak}")
+        for name in ("batch_size", "update_every", "learning_starts", "policy_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.random_steps < 0:
+            raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
+        require_fit(self.estimator, self.representation)
+        if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):
+            raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
+
+    def fitted(self, num_envs: int) -> "ActorCriticConfig":
+        """The same for any number of environments."""
+        del num_envs
+        return self
+
+
+class Critic(eqx.Module):
+    """Torso and head."""
+
+    torso: CriticTorso
+    head: Any
+
+
+class ActorCritic(eqx.Module):
+    """All that acts and judges."""
+
+    policy: PolicyNetwork
+    critics: tuple[Critic, ...]
+    log_temperature: Float[Array, ""] | None
+    """None where the temperature is fixed."""
+
+
+class Learning(NamedTuple):
+    """What only learning needs."""
+
+    target_critics: tuple[Critic, ...]
+    target_policy: PolicyNetwork | None
+    critic_optimiser: optax.OptState
+    policy_optimiser: optax.OptState
+    temperature_optimiser: optax.OptState
+
+
+def to_box(box: ActionBox, action: Float[Array, "batch components"]) -> Float[Array, "batch ..."]:
+    """Actions in the environment's units, from [−1, 1]."""
+    low, high = (np.asarray(ends, np.float32)[None, :] for ends in (box.low, box.high))
+    scaled = jnp.clip(low + (action + 1) * ((high - low) / 2), low, high)
+    return scaled.reshape(action.shape[0], *box.shape)
+
+
+def from_box(box: ActionBox, action: Float[Array, "batch ..."]) -> Float[Array, "batch components"]:
+    """Actions in [−1, 1], from the environment's units."""
+    low, high = (np.asarray(ends, np.float32)[None, :] for ends in (box.low, box.high))
+    return (action.reshape(action.shape[0], -1) - low) * (2 / (high - low)) - 1
+
+
+def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorithm:
+    """An agent for environments with continuous actions."""
+    if spec.box is None:
+        raise UnsupportedEnvironment(
+            f"{spec.id} has {spec.num_actions} actions to choose from; actor-critic agents need continuous ones. "
+            f"The value presets are for such environments: {', '.join(VALUE_AGENTS)}"
+        )
+    box, representation, estimator, policy = spec.box, config.representation, config.estimator, config.policy
+    network, ensemble, components = config.network, config.ensemble, len(box.low)
+    usual = config.optimiser.make()
+    critic_optimiser = representation.optimiser(usual)
+    streams = StreamConfig(network.critic_hidden, dueling=False, noisy=False, layer_norm=network.layer_norm)
+
+    def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
+        return ActionStreams(streams, features, 1, outputs, key)
+
+    def make_critic(key: Key) -> Critic:
+        torso_key, head_key = jax.random.split(key)
+        torso = CriticTorso(network.torso, network.critic_widths, network.layer_norm, spec, torso_key)
+        observation = jax.ShapeDtypeStruct((1, *spec.observation_shape), jnp.dtype(spec.observation_dtype))
+        features = jax.eval_shape(torso, observation, jax.ShapeDtypeStruct((1, components), jnp.float32))
+        return Critic(torso, representation.head(make_streams, features.shape[-1], head_key))
+
+    def init(key: Key) -> AgentState:
+        policy_key, *critic_keys = jax.random.split(key, 1 + ensemble.size)
+        outputs = policy.outputs(components)
+        actor = PolicyNetwork(network.torso, network.policy_widths, outputs, spec, policy_key)
+        critics = tuple(make_critic(critic_key) for critic_key in critic_keys)
+        log_temperature = (
+            jnp.log(jnp.float32(config.temperature.initial))
+            if isinstance(config.temperature, AutomaticTemperature)
+            else None
+        )
+        learning = Learning(
+            jax.tree.map(jnp.copy, critics),
+            jax.tree.map(jnp.copy, actor) if config.target_policy else None,
+            begin(critic_optimiser, critics),
+            begin(usual, actor),
+            begin(usual, log_temperature),
+        )
+        return AgentState(ActorCritic(actor, critics, log_temperature), learning, ())
+
+    def act(
+        params: ActorCritic, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
+    ) -> tuple[Float[Array, "envs ..."], Any]:
+        outputs = params.policy(view.observation)
+        if evaluating:
+            return to_box(box, policy.mode(outputs)), acting
+        policy_key, random_key = jax.random.split(key)
+        random = jax.random.uniform(random_key, (outputs.shape[0], components), jnp.float32, -1, 1)
+        action = jnp.where(step < config.random_steps, random, policy.explore(outputs, policy_key))
+        return to_box(box, action), acting
+
+    def judged(
+        critics: tuple[Critic, ...], observation: Any, action: Array, purpose: Purpose, key: Key | None
+    ) -> ReturnDist:
+        """The members' return distributions [batch, members, n], all at the same levels."""
+        dists = [representation.evaluate(each.head, each.torso(observation, action), purpose, key) for each in critics]
+        values = jnp.concatenate([dist.values[:, :, 0] for dist in dists], axis=1)
+        levels, probs = dists[0].levels, dists[0].probs
+        return ReturnDist(
+            values, levels if levels.ndim == 1 else levels[:, :, 0], None if probs is None else probs[:, :, 0]
+        )
+
+    def temperature(log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
+        if log_temperature is not None:
+            return jnp.exp(log_temperature)
+        assert isinstance(config.temperature, FixedTemperature)
+        return jnp.float32(config.temperature.value)
+
+    def target_of(state: AgentState, batch: Batch, key: Key) -> ReturnDist:
+        """The Bellman target [batch, 1, m]: reward + discount · (value of the members together − α log π)."""
+        action_key, target_key = jax.random.split(key)
+        actor = state.params.policy if state.learning.target_policy is None else state.learning.target_policy
+        choice = policy.follow(actor(batch.next_observation), action_key)
+        critics = state.learning.target_critics
+        dist = judged(critics, batch.next_observation, choice.action, "target", target_key)
+        together = ensemble.target(dist, estimate(estimator, dist))
+        entropy = -temperature(state.params.log_temperature) * choice.log_prob
+        soft = together._replace(values=together.values + entropy[:, None, None])
+        return jax.lax.stop_gradient(backup(soft, batch.reward, batch.discount))
+
+    def critic_loss(
+        critics: tuple[Critic, ...], batch: Batch, goal: ReturnDist, key: Key
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        """The sum over the members, each of which learns from the same target."""
+        action, only = from_box(box, batch.action), jnp.zeros(batch.reward.shape, jnp.int32)
+        losses = [
+            representation.loss(each.head, each.torso(batch.observation, action), only, goal, key) for each in critics
+        ]
+        total = jnp.sum(jnp.concatenate(losses, axis=1), axis=1)
+        return jnp.mean(batch.weight * total), total
+
+    def policy_loss(
+        actor: PolicyNetwork, critics: tuple[Critic, ...], alpha: Float[Array, ""], batch: Batch, key: Key
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        """The mean of α log π − Q, and log π."""
+        action_key, level_key = jax.random.split(key)
+        choice = policy.sample(actor(batch.observation), action_key)
+        q = estimate(estimator, judged(critics, batch.observation, choice.action, "act", level_key))
+        return jnp.mean(batch.weight * (alpha * choice.log_prob - ensemble.value(q))), choice.log_prob
+
+    def improve(
+        params: ActorCritic, learning: Learning, batch: Batch, key: Key
+    ) -> tuple[PolicyNetwork, Float[Array, ""] | None, Learning]:
+        """The policy and the temperature after a step each, and target networks that have moved."""
+        alpha = temperature(params.log_temperature)
+        gradient, log_prob = jax.grad(policy_loss, has_aux=True)(params.policy, params.critics, alpha, batch, key)
+        actor, policy_optimiser = descend(usual, gradient, learning.policy_optimiser, params.policy)
+        log_temperature, temperature_optimiser = params.log_temperature, learning.temperature_optimiser
+        if isinstance(config.temperature, AutomaticTemperature):
+            wanted = config.temperature.target_entropy
+            excess = jnp.mean(log_prob) + (-float(components) if wanted is None else wanted)
+            # The gradient of −log α · (log π + target), which does not vanish where α is small.
+            log_temperature, temperature_optimiser = descend(usual, -excess, temperature_optimiser, log_temperature)
+        slow = learning.target_policy
+        return (
+            actor,
+            log_temperature,
+            learning._replace(
+                target_critics=moved(learning.target_critics, params.critics),
+                target_policy=None if slow is None else moved(slow, actor),
+                policy_optimiser=policy_optimiser,
+                temperature_optimiser=temperature_optimiser,
+            ),
+        )
+
+    def moved(slow: Any, online: Any) -> Any:
+        return jax.tree.map(lambda old, new: old + config.polyak * (new - old), slow, online)
+
+    def update(
+        state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
+    ) -> tuple[ActorCritic, Learning, Update]:
+        target_key, critic_key, policy_key = jax.random.split(key, 3)
+        params, learning = state.params, state.learning
+        goal = target_of(state, batch, target_key)
+        gradients = jax.value_and_grad(critic_loss, has_aux=True)
+        (loss, losses), gradient = gradients(params.critics, batch, goal, critic_key)
+        critics, optimiser = descend(critic_optimiser, gradient, learning.critic_optimiser, params.critics)
+        params = ActorCritic(params.policy, critics, params.log_temperature)
+        learning = learning._replace(critic_optimiser=optimiser)
+        if config.policy_every == 1:
+            actor, log_temperature, learning = improve(params, learning, batch, policy_key)
+        else:
+            actor, log_temperature, learning = jax.lax.cond(
+                (number + 1) % config.policy_every == 0,
+                lambda: improve(params, learning, batch, policy_key),
+                lambda: (params.policy, params.log_temperature, learning),
+            )
+        return ActorCritic(actor, critics, log_temperature), learning, Update(loss, jnp.sqrt(losses))
+
+    def distribution(params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
+        action = policy.mode(params.policy(observation)) if actions is None else from_box(box, actions)
+        values, levels, probs = judged(params.critics, observation, action, "report", None)
+        return ReturnDist(values[:, :, None], levels, probs)
+
+    def q(params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
+        members = estimate(estimator, distribution(params, observation))[:, :, 0]
+        return ensemble.value(members)[:, None]
+
+    def decide(params: ActorCritic, observation: Any, mask: None, risk: Statistic | None) -> Float[Array, "batch ..."]:
+        del mask
+        outputs = params.policy(observation)
+        best = policy.mode(outputs)
+        if risk is None:
+            return to_box(box, best)
+        drawn = jax.vmap(policy.explore, in_axes=(None, 0))(
+            outputs, jax.random.split(jax.random.key(0), CANDIDATES - 1)
+        )
+        candidates = jnp.concatenate([best[None], drawn])
+
+        def worth(action: Array) -> Float[Array, " batch"]:
+            dist = judged(params.critics, observation, action, "report", None)
+            return ensemble.value(estimate(risk, dist))
+
+        chosen = jnp.argmax(jax.lax.map(worth, candidates), axis=0)
+        return to_box(box, jnp.take_along_axis(candidates, chosen[None, :, None], axis=0)[0])
+
+    def inspect(params: ActorCritic, observation: Any) -> dict[str, Float[Array, ""]]:
+        numbers = numbers_of(estimator, representation, distribution(params, observation))
+        choice = policy.sample(params.policy(observation), jax.random.key(0))
+        if isinstance(policy, TanhGaussian):
+            numbers["policy/entropy"] = -jnp.mean(choice.log_prob)
+        numbers["policy/temperature"] = temperature(params.log_temperature)
+        return numbers
+
+    return Algorithm(init, lambda _: (), act, update, lambda _: (), NEVER, distribution, q, decide, inspect)

@@ -1,0 +1,114 @@
+"""Every named algorithm of the SAC family, with the settings of each domain.
+
+The six MuJoCo tasks are domains of their own. What they share is the paper's table 3 and, where that is silent, DSAC's
+code: one environment instead of ten, so that each step is followed by its update. `classic` is everything else: small
+networks and batches for small tasks.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.domains import Domain
+from qemrl.agents.optimiser import AdamConfig
+from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
+from qemrl.estimators import QEM, TailVariance
+from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature
+from qemrl.replay.config import ReplayConfig
+from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Scalar
+
+MUJOCO = ActorCriticConfig(representation=Scalar(kappa=None))
+CLASSIC = replace(
+    MUJOCO,
+    network=ActorCriticNetworkConfig(policy_widths=(64, 64), critic_widths=(64,), critic_hidden=(64,)),
+    optimiser=AdamConfig(1e-3, 1e-8),
+    replay=ReplayConfig(100_000),
+    batch_size=64,
+    learning_starts=1_000,
+    random_steps=1_000,
+)
+TEMPERATURES: dict[Domain, float] = {"humanoid": 0.05}
+"""The weight of the entropy where it is not 0.2."""
+
+DROPPED: dict[Domain, int] = {"hopper": 5, "half-cheetah": 0}
+"""How many atoms TQC drops for each critic where it is not 2."""
+
+
+def sac(domain: Domain) -> ActorCriticConfig:
+    """SAC with a fixed temperature (Haarnoja et al., 2018), as the QEM paper uses it."""
+    shared = CLASSIC if domain == "classic" else MUJOCO
+    return replace(shared, temperature=FixedTemperature(TEMPERATURES.get(domain, 0.2)))
+
+
+def td3(domain: Domain) -> ActorCriticConfig:
+    """TD3 (Fujimoto et al., 2018) with SAC's learning rate."""
+    return replace(
+        sac(domain),
+        ensemble=ElementwiseMin(policy="first"),
+        policy=Deterministic(),
+        temperature=FixedTemperature(0.0),
+        target_policy=True,
+        policy_every=2,
+    )
+
+
+def dsac(domain: Domain) -> ActorCriticConfig:
+    """DSAC with fixed quantiles (Ma et al., 2020): a network of the level, evaluated at the midpoints."""
+    levels = ImplicitQuantiles(32, 32, 32, "midpoints", "midpoints", gate="sigmoid", layer_norm=True)
+    shared = sac(domain)
+    network = replace(shared.network, layer_norm=True)
+    return replace(shared, representation=levels, network=network, target_policy=True)
+
+
+def dsac_iqn(domain: Domain) -> ActorCriticConfig:
+    """DSAC with random levels, each of which counts by the interval that it stands for."""
+    fixed = dsac(domain)
+    levels = replace(fixed.representation, learning_levels="cumulative", acting_levels="cumulative")
+    return replace(fixed, representation=levels)
+
+
+def tqc(domain: Domain) -> ActorCriticConfig:
+    """TQC (Kuznetsov et al., 2020) with its own temperature and networks."""
+    shared = sac(domain)
+    wide = replace(shared.network, critic_widths=(512,), critic_hidden=(512, 512))
+    return replace(
+        shared,
+        representation=FixedQuantiles(25),
+        ensemble=PooledTruncation(5, DROPPED.get(domain, 2)),
+        temperature=AutomaticTemperature(),
+        network=shared.network if domain == "classic" else wide,
+    )
+
+
+def qem_dsac(domain: Domain) -> ActorCriticConfig:
+    """DSAC with QEM in the policy's Q: order 4, V = 1.2 in the tails (table 3 of the QEM paper)."""
+    return replace(dsac(domain), estimator=QEM(order=4, variance=TailVariance(1.2)))
+
+
+def qem_dsac_iqn(domain: Domain) -> ActorCriticConfig:
+    """DSAC with random levels and QEM, V evaluated at each level."""
+    return replace(dsac_iqn(domain), estimator=qem_dsac(domain).estimator)
+
+
+def dsac_mlp(domain: Domain) -> ActorCriticConfig:
+    """DSAC with critics that are plain dense layers with an output for each quantile."""
+    return replace(sac(domain), representation=FixedQuantiles(32), target_policy=True)
+
+
+def qem_dsac_mlp(domain: Domain) -> ActorCriticConfig:
+    """The same with QEM in the policy's Q."""
+    return replace(dsac_mlp(domain), estimator=qem_dsac(domain).estimator)
+
+
+ACTOR_CRITIC_PRESETS: dict[str, Callable[[Domain], ActorCriticConfig]] = {
+    "sac": sac,
+    "td3": td3,
+    "dsac": dsac,
+    "dsac-iqn": dsac_iqn,
+    "tqc": tqc,
+    "qem-dsac": qem_dsac,
+    "qem-dsac-iqn": qem_dsac_iqn,
+    "dsac-mlp": dsac_mlp,
+    "qem-dsac-mlp": qem_dsac_mlp,
+}
+"""The family by name."""

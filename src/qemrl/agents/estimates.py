@@ -1,0 +1,46 @@
+"""How agents turn return distributions into numbers: Q for them, and figures for people."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qemrl.estimators import QEM, EmpiricalMean, Statistic, crossing_rate, r_squared
+from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.types import ReturnDist
+
+
+def estimate(estimator: Statistic, dist: ReturnDist) -> Float[Array, "*batch"]:
+    """Q: the one place where a return distribution becomes a number."""
+    return estimator.mean(dist.values, dist.levels, dist.probs)
+
+
+def require_fit(estimator: Any, representation: Any) -> None:
+    """Raise unless the estimator can be computed from what the representation holds."""
+    if isinstance(estimator, EmpiricalMean):
+        return
+    name, kind = type(estimator).__name__, type(representation).__name__
+    match representation:
+        case Scalar():
+            raise ValueError(f"{name} needs a return distribution, and {kind} has none; use EmpiricalMean with it")
+        case Categorical() if isinstance(estimator, QEM):
+            raise ValueError(f"QEM estimates Q from quantiles, and {kind} has none; use EmpiricalMean with it")
+        case FixedQuantiles(num_quantiles=count) | ImplicitQuantiles(num_acting_levels=count):
+            if isinstance(estimator, QEM) and count < estimator.order:
+                raise ValueError(f"QEM of order {estimator.order} needs at least as many quantiles, got {count}")
+
+
+def numbers_of(estimator: Statistic, representation: Any, dist: ReturnDist) -> dict[str, Float[Array, ""]]:
+    """What the distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean."""
+    numbers = {"dist/q": jnp.mean(estimate(estimator, dist))}
+    if isinstance(representation, FixedQuantiles | ImplicitQuantiles):
+        count = dist.values.shape[-1]
+        qem = estimator if isinstance(estimator, QEM) else QEM(order=min(4, count))
+        numbers["dist/crossing_rate"] = (
+            jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
+        )
+        numbers["dist/r_squared"] = jnp.mean(r_squared(qem, dist.values, dist.levels))
+        difference = qem.mean(dist.values, dist.levels) - EmpiricalMean().mean(dist.values, dist.levels)
+        numbers["dist/qem_minus_mean"] = jnp.mean(difference)
+        numbers["dist/std"] = jnp.mean(jnp.std(dist.values, axis=-1))
+    return numbers

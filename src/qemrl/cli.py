@@ -28,14 +28,15 @@ from qemrl.statistics import Interval
 
 def list_known() -> None:
     """Show the agents, estimators and items of the paper that this version knows."""
-    from qemrl.agents.names import SUMMARIES
+    from qemrl.agents.names import ACTOR_CRITICS, VALUE_AGENTS
 
-    agents = table("Agents: qemrl train NAME --env ID", "name", "what it is")
-    for name, summary in SUMMARIES.items():
-        agents.add_row(name, summary)
-    rich.print(agents)
-    print("Environments: any id of Gymnasium with finitely many actions; minatar/breakout, asterix, freeway, seaquest,")
-    print("space_invaders; jax/cartpole, jax/catch; probe/1 to probe/8\n")
+    for actions, known in (("numbered", VALUE_AGENTS), ("continuous", ACTOR_CRITICS)):
+        agents = table(f"Agents for {actions} actions: qemrl train NAME --env ID", "name", "what it is")
+        for name, summary in known.items():
+            agents.add_row(name, summary)
+        rich.print(agents)
+    print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders;")
+    print("jax/cartpole, jax/catch, jax/pendulum; probe/1 to probe/8, probe/c1 to probe/c7\n")
     presets = table("Estimators: qemrl train NAME --env ID --estimator NAME", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)

@@ -13,7 +13,6 @@ import rich
 import tyro
 from tyro.conf import Positional
 
-import qemrl
 from qemrl.console import UsageError, failures, require, table, usage, write_json
 
 if TYPE_CHECKING:
@@ -25,14 +24,14 @@ USAGE = """usage: qemrl train PRESET --env ID [options]
 Train an agent. Every setting is an option; which there are, and their defaults, depends on preset and environment:
 qemrl train PRESET --env ID --help shows them all. The most important ones:
 
-  --env ID           an environment of Gymnasium (CartPole-v1, ALE/Pong-v5, module:Id-v0), or a compiled one
-                     (minatar/breakout, jax/cartpole)
+  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or a compiled one
+                     (minatar/breakout, jax/cartpole, jax/pendulum)
   --steps N          how many steps each seed learns for
   --seed S           the first seed
   --num-seeds K      how many seeds: S, S + 1, …
   --num-envs E       environments side by side, for each seed
   --out DIR          the folder of the run; by default runs/PRESET/ENV/seed_S
-  --estimator NAME   how quantiles become Q, a name of `qemrl list`
+  --estimator NAME   how quantiles become Q, or a risk measure in its place: a name of `qemrl list`
   --protocol NAME    how an Atari game is played: paper, release, sb3, dopamine or machado
   --tensorboard      write event files for TensorBoard, too
 """
@@ -194,38 +193,39 @@ def _take(words: list[str], option: str) -> str | None:
 
 def _configure(preset: str, env: str | None, words: list[str]) -> "tuple[RunConfig, Any]":
     """The configuration that the words ask for, and the options that are no settings."""
+    from qemrl.agents.names import ACTOR_CRITICS
+    from qemrl.agents.parts import PARTS
     from qemrl.envs.atari import ATARI_PROTOCOLS, protocol_for
     from qemrl.options import parse
+    from qemrl.serialization import replace_at
     from qemrl.training.config import configure, default_steps
 
     prog = f"qemrl train {preset}" + (f" --env {env}" if env else " --env ID")
     about = (
         f"the defaults are those for {env}" if env else "the defaults are those of small tasks; give --env for others"
     )
-    env = env or "CartPole-v1"
-    estimator, protocol, side_by_side = (
-        _take(words, "--estimator"),
-        _take(words, "--protocol"),
-        _take(words, "--num-envs"),
-    )
+    env = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
+    protocol, side_by_side = _take(words, "--protocol"), _take(words, "--num-envs")
     config = configure(preset, env, default_steps(env), num_envs=_whole("--num-envs", side_by_side))
     if protocol is not None:
         require(config.protocol is not None, f"--protocol is for Atari games, and {env} is none")
         require(protocol in ATARI_PROTOCOLS, f"there is no protocol `{protocol}`: {', '.join(ATARI_PROTOCOLS)}")
         config = replace(config, protocol=protocol_for(env, protocol))
-    if estimator is not None:
-        near = difflib.get_close_matches(estimator, qemrl.ESTIMATORS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(qemrl.ESTIMATORS)}"
-        require(estimator in qemrl.ESTIMATORS, f"there is no estimator `{estimator}`; {hint}")
-        chosen: Any = qemrl.ESTIMATORS[estimator].estimator
-        config = replace(config, agent=replace(config.agent, estimator=chosen))
+    parts = {field: known for field, known in PARTS.items() if hasattr(config.agent, field)}
+    for field, known in parts.items():
+        name = _take(words, f"--{field}")
+        if name is not None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(known)}"
+            require(name in known, f"there is no {field} `{name}`; {hint}")
+            config = replace(config, agent=replace_at(config.agent, field, known[name]))
     further = {
         "out": (_help(Path | None, "The folder of the run; by default runs/PRESET/ENV/seed_S."), None),
         "tensorboard": (_help(bool, "Write event files for TensorBoard, too."), False),
     }
+    named = "".join(f"--{field} NAME ({', '.join(known)}), " for field, known in parts.items())
     description = (
-        f"Train {preset}; {about}. Besides: --estimator NAME ({', '.join(qemrl.ESTIMATORS)}), "
-        f"and for Atari games --protocol NAME ({', '.join(ATARI_PROTOCOLS)})."
+        f"Train {preset}; {about}. Besides: {named}and for Atari games --protocol NAME ({', '.join(ATARI_PROTOCOLS)})."
     )
     return parse(config, further, words, prog, description)
 

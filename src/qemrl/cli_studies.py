@@ -127,18 +127,26 @@ def _show_moments(episode: "Episode") -> None:
         print("A scalar agent has no return distribution: the figure shows Q over the episode only.")
         return
     quantiles = episode.kind == "quantiles"
-    columns = (">Q QEM", ">R²", ">crossing", "best by mean", "best by QEM") if quantiles else ("best by mean",)
-    shown = table(episode.title, ">moment", ">step", ">action", ">Q mean", *columns)
+    # Of actions the best is chosen, of critics the least counts.
+    curve, extreme = ("action", "best") if episode.actions.ndim == 1 else ("critic", "least")
+    columns = (">Q QEM", ">R²", ">crossing") if quantiles else ()
+    last = (f"{extreme} by mean", f"{extreme} by QEM") if quantiles else (f"{extreme} by mean",)
+    shown = table(episode.title, ">moment", ">step", f">{curve}", ">Q mean", *columns, *last)
     for number, glance in enumerate(episode.glances, 1):
-        at = glance.action
-        row = [str(number), str(glance.step), str(at), rounded(glance.q_mean[at])]
+        at = glance.chosen
+        row = [str(number), str(glance.step), _number(episode, at), rounded(glance.q_mean[at])]
         if glance.q_qem is not None and glance.r_squared is not None and glance.crossing_rate is not None:
             row += [rounded(glance.q_qem[at]), f"{glance.r_squared[at]:.3f}", f"{glance.crossing_rate[at]:.1%}"]
-        row.append(str(glance.q_mean.argmax()))
-        if glance.q_qem is not None:
-            row.append(str(glance.q_qem.argmax()))
+        for q in (glance.q_mean, glance.q_qem):
+            if q is not None:
+                row.append(_number(episode, int(q.argmax() if extreme == "best" else q.argmin())))
         shown.add_row(*row)
     rich.print(shown)
+
+
+def _number(episode: "Episode", curve: int) -> str:
+    """The number of a curve as its name has it."""
+    return episode.curves[curve].rpartition(" ")[2]
 
 
 def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:

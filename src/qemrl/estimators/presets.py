@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
-from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator
+from qemrl.estimators.estimator import QEM, EmpiricalMean, Statistic
+from qemrl.estimators.risk import CPW, CVaR, MeanStd, VaR, Wang
 from qemrl.estimators.variance import BandVariance, TailVariance
 
 
 class EstimatorPreset(NamedTuple):
     """An estimator and what it is for."""
 
-    estimator: Estimator
+    estimator: Statistic
     summary: str
 
 
@@ -22,4 +23,9 @@ ESTIMATORS: dict[str, EstimatorPreset] = {
         QEM(variance=BandVariance(1.5, 0.45, 0.55)), "order 4, the paper's V on FrozenLake"
     ),
     "qem-legendre": EstimatorPreset(QEM(basis="legendre"), "order 4 in shifted Legendre polynomials of the level"),
+    "cvar": EstimatorPreset(CVaR(), "risk: the mean of the worst quarter of returns"),
+    "var": EstimatorPreset(VaR(), "risk: the quantile at the level 0.25"),
+    "wang": EstimatorPreset(Wang(), "risk: the levels shifted by Wang's rule, to the cautious side"),
+    "cpw": EstimatorPreset(CPW(), "risk: the levels weighed as people do"),
+    "mean-std": EstimatorPreset(MeanStd(), "risk: the mean less a standard deviation"),
 }

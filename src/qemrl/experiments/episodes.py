@@ -27,9 +27,14 @@ class Moment(NamedTuple):
     """What the action was chosen from."""
 
     q: Float[np.ndarray, " actions"]
-    """The estimates of Q without randomness. Acting may have drawn levels or noise, or explored (ε of evaluation)."""
+    """The estimates of Q without randomness, of continuous actions one.
 
-    action: int
+    Acting may have drawn levels or noise, or explored (ε of evaluation).
+    """
+
+    action: int | Float[np.ndarray, " components"]
+    """A number, or the components of a continuous action."""
+
     reward: float
     """What the action earned, not clipped."""
 
@@ -82,7 +87,9 @@ def _play(agent: Agent, envs: HostEnvs, seed: int, render: bool) -> Iterator[Mom
         actions, acting, q = act(params, acting, view, np.int32(agent.steps), np.int32(count), key)
         frame = _picture(envs) if render else None
         result = envs.step(np.asarray(actions))
-        yield Moment(observation[0].copy(), np.asarray(q)[0], int(actions[0]), float(result.reward[0]), frame)
+        action = np.asarray(actions)[0]
+        chosen = int(action) if envs.spec.box is None else action.reshape(-1)
+        yield Moment(observation[0].copy(), np.asarray(q)[0], chosen, float(result.reward[0]), frame)
         observation, mask, first = result.observation, result.mask, result.restarted
         ended = bool(result.ended[0])
         count += 1

@@ -1,4 +1,8 @@
-"""Return distributions along an episode: what an agent expects of each action, and what the mean and QEM make of it."""
+"""Return distributions along an episode: what an agent expects, and what the mean and QEM make of it.
+
+Where actions are numbered there is a distribution for each of them; where they are continuous there is one action, the
+policy's, and a distribution by each critic. Both are called curves here.
+"""
 
 import contextlib
 import csv
@@ -6,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qemrl import figures
+from qemrl.agents.actor_critic import ActorCriticConfig
 from qemrl.api import Agent
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.experiments.episodes import CannotDrawError, Frame, Moment, play_episode
@@ -25,32 +31,32 @@ MOST_CANDIDATES = 64
 """Of how many steps the observation is kept; an episode of Atari would else fill the memory."""
 
 PALETTE = (*(figures.COLOURS[name] for name in ("blue", "orange", "green", "purple", "sky")), figures.INK)
-"""The colours of actions; if there are more actions, those that are chosen least share the grey."""
+"""The colours of curves; if there are more actions, those that are chosen least share the grey."""
 
 
 @dataclass(frozen=True)
 class Glance:
-    """What the agent expects at one step of an episode, for each action."""
+    """What the agent expects at one step of an episode, for each curve."""
 
     step: int
-    action: int
-    """The one that was chosen."""
+    chosen: int
+    """The curve of the action that was chosen; of critics the one that expects least."""
 
     frame: Frame | None
-    levels: Float[np.ndarray, "*actions n"]
-    values: Float[np.ndarray, "actions n"]
-    probs: Float[np.ndarray, "actions n"] | None
+    levels: Float[np.ndarray, "*curves n"]
+    values: Float[np.ndarray, "curves n"]
+    probs: Float[np.ndarray, "curves n"] | None
     """Of each value, where they are not all alike (C51)."""
 
-    q_mean: Float[np.ndarray, " actions"]
-    q_qem: Float[np.ndarray, " actions"] | None
+    q_mean: Float[np.ndarray, " curves"]
+    q_qem: Float[np.ndarray, " curves"] | None
     """QEM and what follows are for quantiles only."""
 
-    fit: Float[np.ndarray, "actions n"] | None
+    fit: Float[np.ndarray, "curves n"] | None
     """The quantile function that QEM fitted, at the levels."""
 
-    r_squared: Float[np.ndarray, " actions"] | None
-    crossing_rate: Float[np.ndarray, " actions"] | None
+    r_squared: Float[np.ndarray, " curves"] | None
+    crossing_rate: Float[np.ndarray, " curves"] | None
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,13 @@ class Episode:
     kind: str
     """`quantiles`, `categorical`, or `scalar` (an agent without return distributions)."""
 
-    q: Float[np.ndarray, "steps actions"]
-    """As the agent itself estimates it."""
+    curves: tuple[str, ...]
+    """What each curve is called."""
 
-    actions: Int[np.ndarray, " steps"]
+    q: Float[np.ndarray, "steps actions"]
+    """As the agent itself estimates it; one for continuous actions."""
+
+    actions: Int[np.ndarray, " steps"] | Float[np.ndarray, "steps components"]
     rewards: Float[np.ndarray, " steps"]
     glances: list[Glance]
     note: str
@@ -90,12 +99,20 @@ def watch(agent: Agent, seed: int, glances: int = 5) -> Episode:
     return Episode(
         title + f"return {rewards.sum():g}",
         kind_of(agent),
+        _names(agent),
         np.array([q for q, _, _ in log], np.float64),
         np.array([action for _, action, _ in log]),
         rewards,
         looks,
         note,
     )
+
+
+def _names(agent: Agent) -> tuple[str, ...]:
+    config = agent.config.agent
+    if isinstance(config, ActorCriticConfig):
+        return tuple(f"critic {number + 1}" for number in range(config.ensemble.size))
+    return tuple(f"action {number}" for number in range(agent.spec.num_actions))
 
 
 def kind_of(agent: Agent) -> str:
@@ -111,9 +128,9 @@ def kind_of(agent: Agent) -> str:
 
 def _collect(
     moments: Generator[Moment, None, None], most: int
-) -> tuple[list[tuple[np.ndarray, int, float]], dict[int, Moment]]:
+) -> tuple[list[tuple[np.ndarray, Any, float]], dict[int, Moment]]:
     """Q, action and reward of each step, and the moments of at most `most` steps, equally far apart, and the last."""
-    log: list[tuple[np.ndarray, int, float]] = []
+    log: list[tuple[np.ndarray, Any, float]] = []
     kept: dict[int, Moment] = {}
     every, last = 1, None
     with contextlib.closing(moments) as steps:
@@ -132,7 +149,11 @@ def _collect(
 def _glance(agent: Agent, step: int, moment: Moment) -> Glance:
     dist = agent.predict_distribution(moment.observation)
     values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
-    shared = (step, moment.action, moment.frame, levels, values)
+    if agent.spec.box is not None:  # the critics are pooled there
+        values = values.reshape(len(_names(agent)), -1)
+        levels = levels.reshape(len(_names(agent)), -1)[0] if values.size == levels.size else levels
+    chosen = moment.action if isinstance(moment.action, int) else int(values.mean(-1).argmin())
+    shared = (step, chosen, moment.frame, levels, values)
     if dist.probs is not None:
         probs = np.asarray(dist.probs, np.float64)
         probs = probs / probs.sum(-1, keepdims=True)
@@ -153,8 +174,9 @@ def draw(episode: Episode) -> Figure:
     """Frames, return distributions below them, then Q of each action and the actions over the episode."""
     colours = _colours(episode)
     glances, scalar = episode.glances, episode.kind == "scalar"
+    actions = 0.16 if episode.actions.ndim == 1 else 0.8
     has_frames = any(glance.frame is not None for glance in glances)
-    heights = {"frame": 0.85 * has_frames, "dist": 0.0 if scalar else 1.7, "q": 1.15, "actions": 0.16}
+    heights = {"frame": 0.85 * has_frames, "dist": 0.0 if scalar else 1.7, "q": 1.15, "actions": actions}
     rows = [name for name, height in heights.items() if height]
     with mpl.rc_context(figures.STYLE):
         size = (0.8 + 1.95 * max(len(glances), 4), 1.0 + 1.35 * sum(heights.values()))
@@ -166,7 +188,7 @@ def draw(episode: Episode) -> Figure:
             if not scalar:
                 panel = figure.add_subplot(grid[rows.index("dist"), column])
                 _draw_distribution(panel, glance, colours, column)
-                panel.set_title(_panel_title(glance, column + 1, has_frames), fontsize=7.5)
+                panel.set_title(_panel_title(glance, column + 1, has_frames, episode.curves), fontsize=7.5)
         below = figure.add_subplot(grid[rows.index("q"), :])
         _draw_q(below, episode, colours)
         _draw_actions(figure.add_subplot(grid[rows.index("actions"), :], sharex=below), episode, colours)
@@ -176,9 +198,9 @@ def draw(episode: Episode) -> Figure:
 
 
 def _colours(episode: Episode) -> dict[int, str]:
-    """The colour of each action; where there are too many, those chosen least are grey."""
-    actions = range(episode.q.shape[1])
-    often = Counter(episode.actions.tolist())
+    """The colour of each curve; where there are too many, those of the actions chosen least are grey."""
+    actions = range(len(episode.curves))
+    often: Counter[int] = Counter(episode.actions.tolist() if episode.actions.ndim == 1 else [])
     ranked = sorted(actions, key=lambda action: (-often[action], action))[: len(PALETTE)]
     coloured = dict(zip(sorted(ranked), PALETTE, strict=False))
     return {action: coloured.get(action, figures.MUTED) for action in actions}
@@ -193,13 +215,13 @@ def _draw_frame(axis: Axes, glance: Glance, number: int) -> None:
     axis.set_title(f"{number}: step {glance.step}", fontsize=8)
 
 
-def _panel_title(glance: Glance, number: int, has_frames: bool) -> str:
-    action = glance.action
+def _panel_title(glance: Glance, number: int, has_frames: bool, curves: Sequence[str]) -> str:
+    action = glance.chosen
     place = "" if has_frames else f"{number}: step {glance.step}\n"
     if glance.q_qem is None or glance.r_squared is None or glance.crossing_rate is None:
-        return f"{place}action {action}: Q {rounded(glance.q_mean[action])}"
+        return f"{place}{curves[action]}: Q {rounded(glance.q_mean[action])}"
     return (
-        f"{place}action {action}, R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}\n"
+        f"{place}{curves[action]}, R² {glance.r_squared[action]:.3f}, crossing {glance.crossing_rate[action]:.0%}\n"
         f"Q {rounded(glance.q_mean[action])} mean, {rounded(glance.q_qem[action])} QEM"
     )
 
@@ -211,9 +233,9 @@ def rounded(value: float) -> str:
 
 def _draw_distribution(axis: Axes, glance: Glance, colours: dict[int, str], column: int) -> None:
     # The chosen action comes last, and so on top.
-    order = sorted(colours, key=lambda action: (action == glance.action, colours[action] != figures.MUTED))
+    order = sorted(colours, key=lambda action: (action == glance.chosen, colours[action] != figures.MUTED))
     for action in order:
-        width = 1.4 if action == glance.action else 0.7
+        width = 1.4 if action == glance.chosen else 0.7
         if glance.probs is not None:
             axis.step(glance.values[action], glance.probs[action], where="mid", color=colours[action], lw=width)
             axis.axvline(glance.q_mean[action], color=colours[action], lw=width / 2, ls=(0, (2, 2)))
@@ -247,6 +269,8 @@ def _limit_to_mass(axis: Axes, glance: Glance) -> None:
 
 def _draw_q(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
     steps = np.arange(len(episode.q))
+    if episode.actions.ndim == 2:
+        colours = {0: figures.INK}
     for action in sorted(colours, key=lambda action: colours[action] != figures.MUTED):
         marker = "o" if len(steps) == 1 else None
         axis.plot(steps, episode.q[:, action], color=colours[action], lw=0.9, marker=marker, ms=3)
@@ -260,18 +284,22 @@ def _draw_q(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
 
 
 def _draw_actions(axis: Axes, episode: Episode, colours: dict[int, str]) -> None:
-    """The chosen action of each step, as a ribbon."""
+    """The chosen action of each step, as a ribbon; the components of continuous ones as lines."""
+    axis.set_xlabel("step of the episode")
+    if episode.actions.ndim == 2:
+        axis.plot(episode.actions, lw=0.6)
+        axis.set_ylabel("action")
+        return
     ribbon = np.array([to_rgb(colours[action]) for action in episode.actions.tolist()])[None]
     length = len(episode.actions)
     axis.imshow(ribbon, aspect="auto", extent=(-0.5, length - 0.5, 0, 1), interpolation="nearest")
     axis.set_yticks([])
     axis.set_ylabel("chosen", rotation=0, ha="right", va="center", fontsize=7)
-    axis.set_xlabel("step of the episode")
 
 
 def _handles(episode: Episode, colours: dict[int, str]) -> list[Line2D]:
     named = [action for action, colour in colours.items() if colour != figures.MUTED]
-    handles = [Line2D([], [], color=colours[action], lw=2, label=f"action {action}") for action in named]
+    handles = [Line2D([], [], color=colours[action], lw=2, label=episode.curves[action]) for action in named]
     if len(named) < len(colours):
         handles.append(Line2D([], [], color=figures.MUTED, lw=2, label="other actions"))
     if episode.kind == "quantiles":
@@ -287,13 +315,16 @@ def write(episode: Episode, folder: Path) -> list[Path]:
     """Save the figure, the steps (data.csv) and the distributions (distributions.csv); the paths are returned."""
     paths = figures.save(draw(episode), folder, "figure")
     steps = folder / "data.csv"
-    columns = [f"q_{action}" for action in range(episode.q.shape[1])]
-    rows = zip(episode.actions.tolist(), episode.rewards.tolist(), episode.q.tolist(), strict=True)
-    _write_csv(steps, ["step", "action", "reward", *columns], [[at, a, r, *q] for at, (a, r, q) in enumerate(rows)])
+    columns = [f"q_{action}" for action in range(episode.q.shape[1])] if episode.actions.ndim == 1 else ["q"]
+    components = episode.actions.reshape(len(episode.actions), -1).tolist()
+    named = ["action"] if episode.actions.ndim == 1 else [f"action_{number}" for number in range(len(components[0]))]
+    rows = enumerate(zip(components, episode.rewards.tolist(), episode.q.tolist(), strict=True))
+    _write_csv(steps, ["step", *named, "reward", *columns], [[at, *a, r, *q] for at, (a, r, q) in rows])
     if episode.kind == "scalar":
         return [*paths, steps]
     table = folder / "distributions.csv"
-    header = ["step", "chosen", "action", "level", "value", "prob", "qem_fit"]
+    curve = "action" if episode.actions.ndim == 1 else "critic"
+    header = ["step", "chosen", curve, "level", "value", "prob", "qem_fit"]
     _write_csv(table, header, [row for glance in episode.glances for row in _long(glance)])
     return [*paths, steps, table]
 
@@ -305,7 +336,7 @@ def _long(glance: Glance) -> Iterator[list]:
     for action, index in np.ndindex(glance.values.shape):
         fit = "" if glance.fit is None else float(glance.fit[action, index])
         numbers = [float(array[action, index]) for array in (levels, glance.values, probs)]
-        yield [glance.step, glance.action, action, *numbers, fit]
+        yield [glance.step, glance.chosen, action, *numbers, fit]
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> None:

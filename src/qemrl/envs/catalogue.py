@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
@@ -103,14 +104,23 @@ def missing_package(registration: Registration, error: Exception) -> MissingPack
 
 @contextmanager
 def quiet_about_age(registration: Registration) -> Iterator[None]:
-    """Building a MuJoCo environment in it gives no warning that a newer version exists.
+    """Building a MuJoCo environment in it gives no warning that something about it is old.
 
-    Published results are of version 4 as often as of 5, so whoever names it wants it.
+    Published results are of version 4 as often as of 5, so whoever names it wants it. And MuJoCo itself warns of a word
+    in Gymnasium's model of HalfCheetah, at every copy: on the screen, and in a file MUJOCO_LOG.TXT in the present folder.
     """
-    with warnings.catch_warnings():
-        if "mujoco" in str(registration.entry_point):
-            warnings.filterwarnings("ignore", r".*The environment \S+ is out of date", DeprecationWarning)
+    if "mujoco" not in str(registration.entry_point) or importlib.util.find_spec("mujoco") is None:
         yield
+        return
+    mujoco: Any = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None if "is deprecated" in text else warnings.warn(text, stacklevel=2))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r".*The environment \S+ is out of date", DeprecationWarning)
+            yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def _is_withdrawn(registration: Registration) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
-from qemrl.bench import command, peers, sb3_value, value
+from qemrl.bench import command, peer_turns, peers, turns, value
 from qemrl.bench.iterations import (
     DOMAINS,
     PAIRS,
@@ -22,7 +22,7 @@ from qemrl.bench.iterations import (
     measure_shares,
     random_batch,
 )
-from qemrl.bench.qemrl_value import TASKS, settings, steps_per_second
+from qemrl.bench.qemrl_value import TASKS, settings, take_turn
 from qemrl.bench.roofline import layer_multiply_adds, matrix_multiply_peak, update_operations
 from qemrl.cli import main
 from qemrl.representations import FixedQuantiles, ImplicitQuantiles
@@ -105,18 +105,20 @@ def test_the_shapes_that_are_timed_are_those_of_the_environments(task):
 
 
 def test_both_sides_have_the_same_tasks_and_settings():
-    assert tuple(sb3_value.TASKS) == TASKS == tuple(value.TASKS)
+    assert tuple(peer_turns.VALUE_TASKS) == TASKS == tuple(value.TASKS)
     for task in TASKS:
         agent = settings(task).agent
-        assert agent.batch_size == sb3_value.SHARED["batch_size"]
-        assert agent.learning_starts == sb3_value.LEARNING_STARTS
-        assert agent.exploration.initial == agent.exploration.final == sb3_value.SHARED["exploration_initial_eps"]
+        assert agent.batch_size == peer_turns.VALUE["batch_size"]
+        assert agent.learning_starts == peer_turns.LEARNING_STARTS
+        assert agent.exploration.initial == agent.exploration.final == peer_turns.VALUE["exploration_initial_eps"]
     with pytest.raises(ValueError, match="no task 'atari': choose from cartpole, pong, minatar"):
         settings("atari")
 
 
 def test_our_side_counts_steps_while_it_learns():
-    assert steps_per_second("cartpole", 0.2) > 0
+    rate, cores = take_turn("cartpole", 0.2)
+    assert rate > 0
+    assert cores > 0
 
 
 def test_the_best_thread_counts_are_compared_turn_by_turn():
@@ -136,18 +138,19 @@ def test_the_best_thread_counts_are_compared_turn_by_turn():
     assert json.loads(json.dumps(line.rates))["sb3, 2 threads"] == [8.0, 20.0, 10.0]
 
 
-def test_a_rate_is_read_from_the_last_line():
-    assert value.read_rate('greetings\n{"steps_per_second": 12.5}\n') == 12.5
-    for output in ("", "nothing", "[]", '{"rate": 1}'):
+def test_a_turn_is_read_from_the_last_line():
+    said = 'greetings\n{"steps_per_second": 12.5, "cores": 1.5}\n'
+    assert turns.read_turn(said) == turns.Turn(12.5, 1.5)
+    for output in ("", "nothing", "[]", '{"rate": 1}', '{"steps_per_second": 1}'):
         with pytest.raises(peers.PeerError, match="should end with its steps per second"):
-            value.read_rate(output)
+            turns.read_turn(output)
 
 
 def test_a_turn_that_fails_says_why():
     with pytest.raises(peers.PeerError, match="invalid choice: 'atari'"):
-        value.peer_rate(Path(sys.executable), "atari", 1.0, 1)
+        turns.peer_turn(Path(sys.executable), "atari", 1.0, 1)
     with pytest.raises(peers.PeerError, match="ModuleNotFoundError"):  # here is no environment of the peer's
-        value.peer_rate(Path(sys.executable), "cartpole", 1.0, 1)
+        turns.peer_turn(Path(sys.executable), "cartpole", 1.0, 1)
 
 
 def test_an_environment_that_cannot_be_made_says_what_to_do(tmp_path):

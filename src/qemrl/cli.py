@@ -20,7 +20,7 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl import cli_runs
-from qemrl.bench.command import bench_value
+from qemrl.bench.command import bench_actor_critic, bench_value
 from qemrl.cli_studies import compare, demo, show
 from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
@@ -214,7 +214,12 @@ COMMANDS: Tree = {
     "resume": cli_runs.resume,
     "evaluate": cli_runs.evaluate,
     "reproduce": reproduce,
-    "bench": {"estimator": bench_estimator, "tabular": bench_tabular, "value": bench_value},
+    "bench": {
+        "estimator": bench_estimator,
+        "tabular": bench_tabular,
+        "value": bench_value,
+        "actor-critic": bench_actor_critic,
+    },
 }
 HELP = {"bench": "Measure what things cost."}
 

@@ -6,16 +6,41 @@ from typing import get_args
 
 import pytest
 
-from qemrl.agents.presets import PRESETS, Domain
-from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig
-from qemrl.estimators import QEM, EmpiricalMean, TailVariance
+from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
+from qemrl.agents.domains import MUJOCO_TASKS, Domain, mujoco_task
+from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.presets import PRESETS
+from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.agents.value_presets import VALUE_PRESETS
+from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, TailVariance, VaR, Wang
+from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.serialization import from_json, to_json
 from qemrl.training.config import REGISTRY, configure, domain_of, read_config
 
-DOMAINS = get_args(Domain)
-ENVS = {"atari": "ALE/Pong-v5", "minatar": "minatar/breakout", "classic": "CartPole-v1"}
+ENVS = {
+    "atari": "ALE/Pong-v5",
+    "minatar": "minatar/breakout",
+    "classic": "CartPole-v1",
+    "ant": "Ant-v5",
+    "half-cheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "swimmer": "Swimmer-v5",
+    "humanoid": "Humanoid-v5",
+}
+DOMAINS = tuple(ENVS)
+NETWORKS_OF_LEVELS = ("dsac", "dsac-iqn", "qem-dsac", "qem-dsac-iqn")
+PLAIN_QUANTILES = ("dsac-mlp", "qem-dsac-mlp")
+
+
+def test_every_domain_and_every_family_is_covered_here():
+    assert set(DOMAINS) == {name for each in get_args(Domain) for name in (get_args(each) or (each,))}
+    assert set(PRESETS) == set(VALUE_PRESETS) | set(ACTOR_CRITIC_PRESETS)
+    assert not set(VALUE_PRESETS) & set(ACTOR_CRITIC_PRESETS)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -28,8 +53,12 @@ def test_configurations_come_back_from_json_as_they_were(preset, domain):
     assert from_json(json.loads(json.dumps(to_json(config.agent))), REGISTRY) == config.agent
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_switches_come_back_from_json_too(preset):
+def comes_back(config) -> bool:
+    return from_json(json.loads(json.dumps(to_json(config))), REGISTRY) == config
+
+
+@pytest.mark.parametrize("preset", VALUE_PRESETS)
+def test_switches_of_value_agents_come_back_from_json_too(preset):
     plain = PRESETS[preset].configure("classic")
     config = replace(
         plain,
@@ -39,12 +68,57 @@ def test_switches_come_back_from_json_too(preset):
         replay=ReplayConfig(10, 3, True, 0.5, 0.4),
     )
     assert config != plain
-    assert from_json(json.loads(json.dumps(to_json(config))), REGISTRY) == config
+    assert comes_back(config)
+
+
+@pytest.mark.parametrize("preset", ACTOR_CRITIC_PRESETS)
+def test_switches_of_actor_critics_come_back_from_json_too(preset):
+    plain = PRESETS[preset].configure("classic")
+    config = replace(
+        plain,
+        network=ActorCriticNetworkConfig("mlp", (8, 4), (), (16, 8), layer_norm=not plain.network.layer_norm),
+        optimiser=AdamConfig(0.1, 0.2, 10.0),
+        replay=ReplayConfig(10, 3, True, 0.5, 0.4),
+        target_policy=not plain.target_policy,
+        polyak=0.5,
+        policy_every=3,
+        random_steps=0,
+        clip_rewards=True,
+    )
+    assert config != plain
+    assert comes_back(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"ensemble": each} for each in (ElementwiseMin(3, "first"), SmallestCritic(4), PooledTruncation(3, 1))),
+        *({"estimator": each} for each in (CVaR(0.1), VaR(0.3), Wang(-0.5), CPW(0.8), MeanStd(2.0))),
+        {"ensemble": Averaged(2)},
+        {"policy": TanhGaussian(-5.0, 1.0)},
+        {"policy": Deterministic(0.2, 0.3, 0.4), "temperature": FixedTemperature(0.0)},
+        {"temperature": AutomaticTemperature(0.5, -3.0)},
+        {"representation": ImplicitQuantiles(gate="sigmoid", layer_norm=True)},
+    ],
+)
+def test_every_part_of_an_actor_critic_comes_back_from_json(settings):
+    config = ActorCriticConfig(**settings)
+    assert config != ActorCriticConfig()
+    assert comes_back(config)
+
+
+QEM_AND_PARENTS = {
+    "qem-dqn": "qr-dqn",
+    "iqem-dqn": "iqn",
+    "qem-dsac": "dsac",
+    "qem-dsac-iqn": "dsac-iqn",
+    "qem-dsac-mlp": "dsac-mlp",
+}
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(domain):
-    for child, parent in (("qem-dqn", "qr-dqn"), ("iqem-dqn", "iqn")):
+    for child, parent in QEM_AND_PARENTS.items():
         one, other = PRESETS[child].configure(domain), PRESETS[parent].configure(domain)
         assert isinstance(one.estimator, QEM)
         assert other.estimator == EmpiricalMean()
@@ -57,7 +131,7 @@ def test_the_atari_settings_are_those_of_the_papers_table():
     assert qem.estimator == QEM(order=4, variance=TailVariance(1.5))
     assert iqem.estimator == QEM(order=4)
     assert qem.representation == FixedQuantiles(200, 1.0)
-    assert iqem.representation == ImplicitQuantiles(64, 64, 32, "uniform", "uniform", 64, 1.0)
+    assert iqem.representation == ImplicitQuantiles(64, 64, 32, "uniform", "uniform", 64, kappa=1.0)
     assert PRESETS["c51"].configure("atari").representation == Categorical(51, -10.0, 10.0)
     assert PRESETS["dqn"].configure("atari").representation == Scalar(1.0)
     for config in (qem, iqem):
@@ -79,6 +153,108 @@ def test_the_minatar_settings_are_those_of_revisiting_rainbow():
     assert (config.learning_starts, config.target_every, config.update_every, config.batch_size) == (1000, 1000, 4, 32)
 
 
+@pytest.mark.parametrize("domain", MUJOCO_TASKS)
+@pytest.mark.parametrize("preset", ACTOR_CRITIC_PRESETS)
+def test_the_mujoco_settings_are_those_of_the_papers_table(preset, domain):
+    """Learning rate 3e-4, γ = 0.99, batch 256, Polyak 0.005, 10,000 steps first; an update for each step."""
+    config = PRESETS[preset].configure(domain)
+    assert isinstance(config, ActorCriticConfig)
+    assert config.optimiser == AdamConfig(3e-4, 1e-8)
+    assert (config.discount, config.batch_size, config.polyak, config.update_every) == (0.99, 256, 0.005, 1)
+    assert (config.learning_starts, config.random_steps) == (10_000, 10_000)
+    assert config.replay == ReplayConfig(1_000_000)
+    assert config.network.policy_widths == (256, 256)
+    assert not config.clip_rewards
+    if preset not in ("td3", "tqc"):
+        assert config.temperature == FixedTemperature(0.05 if domain == "humanoid" else 0.2)
+        assert config.policy == TanhGaussian(-20.0, 2.0)
+        assert config.ensemble == ElementwiseMin(2, "min")
+        assert config.policy_every == 1
+    if preset in NETWORKS_OF_LEVELS:
+        assert (config.network.critic_widths, config.network.critic_hidden) == ((256,), (256,))
+        assert config.network.layer_norm
+    assert config.target_policy == (preset not in ("sac", "tqc"))
+
+
+@pytest.mark.parametrize("domain", MUJOCO_TASKS)
+def test_the_mujoco_quantiles_are_those_of_the_papers_table(domain):
+    """32 of them, 64 cosines, order 4, V = 1.2 in the tails."""
+    for preset in NETWORKS_OF_LEVELS:
+        levels = "cumulative" if preset.endswith("iqn") else "midpoints"
+        wanted = ImplicitQuantiles(32, 32, 32, levels, levels, 64, "sigmoid", True, 1.0)
+        assert PRESETS[preset].configure(domain).representation == wanted
+    for preset in PLAIN_QUANTILES:
+        assert PRESETS[preset].configure(domain).representation == FixedQuantiles(32, 1.0)
+    for preset in ("sac", "td3"):
+        assert PRESETS[preset].configure(domain).representation == Scalar(None)  # the squared error
+    for preset in ("qem-dsac", "qem-dsac-iqn", "qem-dsac-mlp"):
+        assert PRESETS[preset].configure(domain).estimator == QEM(order=4, variance=TailVariance(1.2))
+
+
+@pytest.mark.parametrize("domain", MUJOCO_TASKS)
+def test_tqc_has_the_settings_of_its_own_paper(domain):
+    """Five critics of 25 atoms; five dropped for each on Hopper, none on HalfCheetah, two elsewhere; α is learned."""
+    config = PRESETS["tqc"].configure(domain)
+    assert config.representation == FixedQuantiles(25, 1.0)
+    assert config.ensemble == PooledTruncation(5, {"hopper": 5, "half-cheetah": 0}.get(domain, 2))
+    assert config.temperature == AutomaticTemperature(1.0, None)
+    assert (*config.network.critic_widths, *config.network.critic_hidden) == (512, 512, 512)
+    assert not config.network.layer_norm
+
+
+@pytest.mark.parametrize("domain", MUJOCO_TASKS)
+def test_td3_has_the_settings_of_its_own_paper_but_the_learning_rate(domain):
+    """Noise 0.1 to explore; 0.2, cut at 0.5, on the target's action; the policy and the targets every other update."""
+    config = PRESETS["td3"].configure(domain)
+    assert config.policy == Deterministic(0.1, 0.2, 0.5)
+    assert config.temperature == FixedTemperature(0.0)
+    assert config.ensemble == ElementwiseMin(2, "first")
+    assert config.policy_every == 2
+
+
+def test_tasks_without_a_table_have_smaller_networks_and_the_same_algorithm():
+    for preset in ACTOR_CRITIC_PRESETS:
+        small, table = PRESETS[preset].configure("classic"), PRESETS[preset].configure("walker2d")
+        assert max(small.network.policy_widths) < max(table.network.policy_widths)
+        settings = ("network", "optimiser", "replay", "batch_size", "learning_starts", "random_steps")
+        assert replace(small, **{name: getattr(table, name) for name in settings}) == table
+
+
+def test_a_family_has_the_settings_of_classic_where_it_is_not_at_home():
+    """CartPole's for a DQN on Ant, and the small task's for an actor-critic on Atari."""
+    for preset in VALUE_PRESETS:
+        assert {PRESETS[preset].configure(task) for task in MUJOCO_TASKS} == {PRESETS[preset].configure("classic")}
+    for preset in ACTOR_CRITIC_PRESETS:
+        for domain in ("atari", "minatar"):
+            assert PRESETS[preset].configure(domain) == PRESETS[preset].configure("classic")
+
+
+@pytest.mark.parametrize(
+    ("env", "task"),
+    [
+        ("HalfCheetah-v5", "half-cheetah"),
+        ("HalfCheetah-v4", "half-cheetah"),
+        ("Ant-v5", "ant"),
+        ("Walker2d-v5", "walker2d"),
+        ("Walker2d-v4", "walker2d"),
+        ("Hopper-v3", "hopper"),
+        ("Swimmer-v5", "swimmer"),
+        ("Humanoid-v5", "humanoid"),
+        ("some_package:Humanoid-v5", "humanoid"),
+        ("HumanoidStandup-v5", None),
+        ("InvertedPendulum-v5", None),
+        ("Pendulum-v1", None),
+        ("Ant", None),
+        ("ant-v5", None),
+        ("ALE/Ant-v5", None),
+        ("jax/pendulum", None),
+        ("", None),
+    ],
+)
+def test_a_mujoco_task_is_known_by_its_name_in_any_version(env, task):
+    assert mujoco_task(env) == task
+
+
 @pytest.mark.parametrize(
     ("env", "domain"),
     [
@@ -86,11 +262,15 @@ def test_the_minatar_settings_are_those_of_revisiting_rainbow():
         ("PongNoFrameskip-v4", "atari"),
         ("minatar/asterix", "minatar"),
         ("jax/catch", "classic"),
+        ("HalfCheetah-v4", "half-cheetah"),
+        ("HumanoidStandup-v5", "classic"),
+        ("jax/pendulum", "classic"),
     ],
 )
 def test_an_environment_has_the_settings_of_its_domain(env, domain):
     assert domain_of(env) == domain
-    assert configure("dqn", env, 100).agent == PRESETS["dqn"].configure(domain)
+    for preset in ("dqn", "qem-dsac"):
+        assert configure(preset, env, 100).agent == PRESETS[preset].configure(domain)
 
 
 def test_a_preset_that_is_not_there_gets_a_suggestion():
@@ -101,8 +281,8 @@ def test_a_preset_that_is_not_there_gets_a_suggestion():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"estimator": QEM(), "representation": Scalar()}, "QEM estimates Q from quantiles, and Scalar has none"),
-        ({"estimator": QEM(), "representation": Categorical()}, "Categorical has none"),
+        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
+        ({"estimator": QEM(), "representation": Categorical()}, "QEM estimates Q from quantiles, and Categorical has"),
         ({"estimator": QEM(order=4), "representation": FixedQuantiles(3)}, "order 4 needs at least as many .* got 3"),
         ({"estimator": QEM(), "representation": ImplicitQuantiles(num_acting_levels=3)}, "got 3"),
         ({"discount": 0.0}, "discount must be in"),
@@ -114,6 +294,29 @@ def test_a_preset_that_is_not_there_gets_a_suggestion():
 def test_agents_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         ValueConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
+        ({"estimator": CVaR(), "representation": Scalar()}, "CVaR needs a return distribution, and Scalar has none"),
+        ({"estimator": QEM(order=4), "representation": FixedQuantiles(3)}, "order 4 needs at least as many .* got 3"),
+        ({"policy": Deterministic()}, "a deterministic policy has no entropy to weigh"),
+        ({"policy": Deterministic(), "temperature": AutomaticTemperature()}, "use FixedTemperature"),
+        ({"discount": 0.0}, "discount and polyak must be in"),
+        ({"polyak": 0.0}, "discount and polyak must be in"),
+        ({"polyak": 1.5}, "1.5"),
+        ({"policy_every": 0}, "policy_every must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"update_every": 0}, "update_every must be at least 1"),
+        ({"learning_starts": 0}, "learning_starts must be at least 1"),
+        ({"random_steps": -1}, "random_steps must not be negative, got -1"),
+    ],
+)
+def test_actor_critics_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ActorCriticConfig(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"learning_rate": 0.0}, {"epsilon": -1.0}, {"max_gradient_norm": 0.0}])

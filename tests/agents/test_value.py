@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from qemrl.agents.algorithm import AgentState, View
-from qemrl.agents.value import AdamConfig, NetworkConfig, ValueConfig, estimate, make_value_agent
+from qemrl.agents.estimates import estimate
+from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
 from qemrl.estimators import QEM, EmpiricalMean
 from qemrl.exploration import EpsilonGreedy
 from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Scalar

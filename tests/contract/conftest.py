@@ -1,44 +1,44 @@
 """Both loops with each preset, compiled once and run once, for all contract tests to look at.
 
-Compiling is what costs time here, not learning. So the probes are played in one environment that begins a random probe
-with each episode and shows which one it is, and XLA is told to spend little on optimising.
+Compiling is what costs time here, not learning. So the probes are played in one environment (see `mixed_probes`),
+agents are small (see `small_loops`), updates are those that the host loop has compiled, and XLA is told to spend little
+on optimising.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mixed_probes import mixed_probes, shown
+from small_loops import compiled_loop, host_loop, tiny
 
-from qemrl.agents.algorithm import AgentState, Update
-from qemrl.agents.presets import PRESETS
-from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
-from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled
-from qemrl.envs.host import make_host_envs
+from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.algorithm import AgentState
+from qemrl.agents.names import VALUE_AGENTS
+from qemrl.agents.presets import PRESETS, AgentConfig
+from qemrl.envs.box_probes import BOX_PROBES
 from qemrl.envs.hosted import hosted
 from qemrl.envs.probes import PROBES
-from qemrl.exploration import EpsilonGreedy
-from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.pace import make_pace
+from qemrl.training.randomness import Keys
+from qemrl.training.tally import Tally
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 NUM_ENVS = 4
-DISCOUNT = 0.8
-HOST_PROBES = ("5", "6")
 SEEDS = (3, 4, 3)
 
 MARKS = (0, 400, 800, 8_000)
 """Where the compiled loop's state is taken."""
 
 HOST_MARKS = (400, 600, 3_000)
+
+SWITCHED = (*VALUE_AGENTS, "td3", "dsac-mlp")
+"""Whose switches are tried. Those of the other actor-critics are the same code, and compiling them takes long."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,88 +49,13 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
-    """An environment whose episodes are those of one of the probes, by chance; the observation also says of which."""
-    envs = [make_compiled(f"probe/{name}") for name in names]
-    count, num_actions = len(envs), max(env.spec.num_actions for env in envs)
-
-    def show(number, observation):
-        return jnp.concatenate([observation, jax.nn.one_hot(number, count, dtype=jnp.float32)])
-
-    def reset(key):
-        number_key, *keys = jax.random.split(key, count + 1)
-        number = jax.random.randint(number_key, (), 0, count, jnp.int32)
-        starts = [env.reset(each) for env, each in zip(envs, keys, strict=True)]
-        return (number, tuple(state for state, _ in starts)), show(number, jnp.stack([o for _, o in starts])[number])
-
-    def step(state, action, key):
-        number, states = state
-        outcomes = [
-            env.step(own, jnp.minimum(action, env.spec.num_actions - 1), key)
-            for env, own in zip(envs, states, strict=True)
-        ]
-        rest = jax.tree.map(lambda *each: jnp.stack(each)[number], *(outcome[1:] for outcome in outcomes))
-        observation, reward, terminated, truncated = rest
-        following = (number, tuple(outcome.state for outcome in outcomes))
-        return Outcome(following, show(number, observation), reward, terminated, truncated)
-
-    def mask(state):
-        number, states = state
-        rows = []
-        for env, own in zip(envs, states, strict=True):
-            allowed = env.mask(own)
-            allowed = jnp.ones(env.spec.num_actions, bool) if allowed is None else allowed
-            rows.append(jnp.concatenate([allowed, jnp.zeros(num_actions - env.spec.num_actions, bool)]))
-        return jnp.stack(rows)[number]
-
-    size = 1 + count
-    spec = EnvSpec(
-        f"mixed/{'-'.join(names)}", (size,), "float32", num_actions, True, low=(-1,) * size, high=(1,) * size
-    )
-    return CompiledEnv(spec, reset, step, envs[0].draw, jax.jit(mask))
-
-
-def shown(names: tuple[str, ...], probe: str) -> np.ndarray:
-    """The observations of a probe as the mixed environment shows them."""
-    which = np.eye(len(names), dtype=np.float32)[names.index(probe)]
-    return np.stack([np.concatenate([[observation], which]) for observation in PROBES[probe].observations]).astype(
-        np.float32
-    )
-
-
-def tiny(preset: str, kappa: float = 1.0) -> ValueConfig:
-    """The preset with a network and a pace for probes."""
-    config = PRESETS[preset].configure("classic")
-    match config.representation:
-        case Scalar():
-            representation = config.representation
-        case Categorical():
-            representation = replace(config.representation, low=-20.0, high=20.0)
-        case FixedQuantiles():
-            representation = FixedQuantiles(16, kappa)
-        case ImplicitQuantiles():
-            representation = ImplicitQuantiles(8, 8, 16, num_cosines=16, kappa=kappa)
-    return replace(
-        config,
-        representation=representation,
-        # What is learned does not depend on how actions are chosen, but how soon the worse ones are learned does.
-        exploration=EpsilonGreedy(final=0.6, over_steps=100, evaluation=0.0),
-        network=NetworkConfig(widths=(32,)),
-        optimiser=replace(config.optimiser, learning_rate=2e-3),
-        replay=ReplayConfig(capacity=12_000),
-        discount=DISCOUNT,
-        batch_size=32,
-        update_every=4,
-        target_every=40,
-        learning_starts=100,
-    )
-
-
 class Learned(NamedTuple):
     """What an agent says of a probe's observations."""
 
     q: np.ndarray
     dist: ReturnDist
+    actions: np.ndarray | None
+    """The best ones, in the box of the mixed environment; None where actions are numbered."""
 
 
 class CompiledRun(NamedTuple):
@@ -158,15 +83,24 @@ class System:
     """A preset in both loops, made when asked for. Loops are shared: a test restores the state that it starts from."""
 
     def __init__(self, preset: str) -> None:
-        self.preset = preset
+        self.preset, self.config = preset, tiny(preset)
+        continuous = isinstance(self.config, ActorCriticConfig)
+        self.probes = tuple(BOX_PROBES if continuous else PROBES)
+        self.host_probes = ("c5", "c6") if continuous else ("5", "6")
+        self.keys = Keys.of(SEEDS[0])
 
     @cached_property
     def compiled(self) -> CompiledRun:
-        return _run_compiled(self.preset)
+        return _run_compiled(self.preset, self.probes)
+
+    @cached_property
+    def spec(self) -> EnvSpec:
+        """That of the host loop's environments."""
+        return mixed_probes(self.host_probes).spec
 
     @cached_property
     def host(self) -> HostLoop:
-        return make_host_loop(self.preset, SEEDS[0])
+        return host_loop(self.config, partial(hosted, mixed_probes(self.host_probes)), NUM_ENVS, SEEDS[0])
 
     @cached_property
     def host_start(self) -> AgentState:
@@ -182,18 +116,50 @@ class System:
             self.host.advance(mark, False, lambda: False)
             states[mark] = _taken(self.host.arrays())
         programs = (_count_programs(self.host._learn), _count_programs(self.host._act))
-        return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], HOST_PROBES)[0])
-
-    @cached_property
-    def update(self) -> Callable[[AgentState, Batch, np.int32], tuple[Any, Any, Update]]:
-        """The agent's update as the host loop makes it: with the key of its number."""
-        algorithm, key = self.host.algorithm, self.host.keys.update
-        return jax.jit(lambda state, batch, number: algorithm.update(state, batch, jax.random.fold_in(key, number), number))
+        return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], self.host_probes)[0])
 
     def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
-        """Params, learning, loss and priorities after an update from this state."""
-        params, learning, update = self.update(state, batch, np.int32(number))
-        return params, learning, float(update.loss), np.asarray(update.priorities)
+        """Params, learning, loss and priorities after the host loop's update of this number from this state."""
+        params, learning, frozen = ([jnp.array(leaf) for leaf in jax.tree.leaves(part)] for part in state)
+        place = np.int32(number), np.int32(0)
+        params, learning, tally, priorities = self.host._learn(learning, Tally.empty(), params, frozen, batch, *place)
+        structures = self.host._structures
+        return (
+            jax.tree.unflatten(structures.params, params),
+            jax.tree.unflatten(structures.learning, learning),
+            float(tally.loss),
+            np.asarray(priorities),
+        )
+
+    def targets(self, state: AgentState) -> dict[str, Any]:
+        """The networks that a transition which goes on bootstraps from and that lag behind, by name."""
+        if not isinstance(self.config, ActorCriticConfig):
+            return {"frozen": state.frozen}
+        critics, policy = state.learning.target_critics, state.learning.target_policy
+        return {"target_critics": critics} | ({} if policy is None else {"target_policy": policy})
+
+    def with_targets(self, state: AgentState, targets: dict[str, Any]) -> AgentState:
+        """The state with these of its target networks in the place of its own."""
+        if not isinstance(self.config, ActorCriticConfig):
+            return state._replace(frozen=targets["frozen"])
+        return state._replace(learning=state.learning._replace(**targets))
+
+    def due(self, number: int) -> bool:
+        """Whether target networks move with this update: every tenth for agents with refreshes, see `tiny`."""
+        if not isinstance(self.config, ActorCriticConfig):
+            return number > 0 and number % 10 == 0
+        return number % 2 == 1 if self.preset == "td3" else True
+
+    def where_targets_go(self, before: AgentState, after: AgentState) -> dict[str, Any]:
+        """Target networks after an update with which they move: a copy of what was, or some way to what is."""
+        if not isinstance(self.config, ActorCriticConfig):
+            return {"frozen": before.params}
+        online = {"target_critics": after.params.critics, "target_policy": after.params.policy}
+        share = self.config.polyak
+        return {
+            name: jax.tree.map(lambda old, new: (1 - share) * old + share * new, slow, online[name])
+            for name, slow in self.targets(before).items()
+        }
 
 
 def _count_programs(function: Any) -> int:
@@ -205,68 +171,56 @@ def _taken(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _answers(algorithm: Any, params: list[Any], names: tuple[str, ...]) -> list[dict[str, Learned]]:
+    continuous = mixed_probes(names).spec.box is not None
+
     @jax.jit
     def ask(params, observation):
-        return algorithm.q(params, observation), algorithm.distribution(params, observation)
+        actions = algorithm.decide(params, observation, None, None) if continuous else None
+        return algorithm.q(params, observation), algorithm.distribution(params, observation), actions
 
     observations = [shown(names, name) for name in names]
-    ends = np.cumsum([len(each) for each in observations])[:-1]
+    ends = np.cumsum([0, *(len(each) for each in observations)])
+    places = {name: slice(ends[i], ends[i + 1]) for i, name in enumerate(names)}
     answers = []
     for each in params:
-        q, dist = jax.device_get(ask(each, np.concatenate(observations)))
-        parts = zip(names, np.split(q, ends), np.split(dist.values, ends), strict=True)
-        probs = dict(zip(names, np.split(dist.probs, ends), strict=True)) if dist.probs is not None else {}
-        answers.append({n: Learned(own, ReturnDist(values, dist.levels, probs.get(n))) for n, own, values in parts})
+        q, (values, levels, probs), actions = jax.device_get(ask(each, np.concatenate(observations)))
+        answers.append(
+            {
+                name: Learned(
+                    q[place],
+                    ReturnDist(values[place], levels, None if probs is None else probs[place]),
+                    None if actions is None else actions[place],
+                )
+                for name, place in places.items()
+            }
+        )
     return answers
 
 
-def make_host_loop(preset: str, seed: int) -> HostLoop:
-    config, env = tiny(preset), mixed_probes(HOST_PROBES)
-    name = "contract/mixed-probes-v0"
-    gymnasium.registry.pop(name, None)
-    entry_point: Any = partial(hosted, env)
-    gymnasium.register(name, entry_point=entry_point)
-    envs = make_host_envs(name, NUM_ENVS)
-    return HostLoop(
-        make_value_agent(config, envs.spec),
-        envs,
-        lambda count: make_host_envs(name, count),
-        HostReplay(envs.spec, NUM_ENVS, config.replay, config.discount),
-        make_pace(NUM_ENVS, config.update_every, config.target_every, config.learning_starts, config.batch_size),
-        config.batch_size,
-        config.replay.prioritized,
-        config.clip_rewards,
-        seed,
-        2,
-    )
-
-
-def _run_compiled(preset: str) -> CompiledRun:
-    config, env = tiny(preset, kappa=0.0), mixed_probes(tuple(PROBES))
-    loop = CompiledLoop(
-        make_value_agent(config, env.spec),
-        env,
-        DeviceReplay(env.spec, NUM_ENVS, config.replay, config.discount),
-        make_pace(NUM_ENVS, config.update_every, config.target_every, config.learning_starts, config.batch_size),
-        config.batch_size,
-        config.clip_rewards,
-        SEEDS,
-        2,
-    )
+def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
+    loop = compiled_loop(tiny(preset, kappa=0.0), mixed_probes(probes), NUM_ENVS, SEEDS, 2)
     states, records = {0: _taken(loop.arrays())}, []
     for mark in MARKS[1:]:
         records += loop.advance(mark, mark == MARKS[-1])
         states[mark] = _taken(loop.arrays())
     programs = _count_programs(loop._chunk)
-    answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], tuple(PROBES))
+    answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], probes)
     return CompiledRun(loop, states, [record["bad_step"] for record in records], programs, answers)
+
+
+_system_of = cache(System)
 
 
 @pytest.fixture(scope="session", params=list(PRESETS))
 def system(request: pytest.FixtureRequest) -> System:
-    return System(request.param)
+    return _system_of(request.param)
+
+
+@pytest.fixture(scope="session", params=SWITCHED)
+def switched(request: pytest.FixtureRequest) -> System:
+    return _system_of(request.param)
 
 
 @pytest.fixture(name="tiny", scope="session")
-def tiny_fixture() -> Callable[..., ValueConfig]:
+def tiny_fixture() -> Callable[..., AgentConfig]:
     return tiny

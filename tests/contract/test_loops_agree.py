@@ -4,39 +4,45 @@ The compiled loop runs first. A Gymnasium environment then plays its transitions
 host loop. Both loops are the real ones.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mixed_probes import mixed_probes
+from small_loops import compiled_loop, host_loop, tiny
 
-from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
-from qemrl.envs.compiled import make_compiled, time_limited
-from qemrl.envs.host import make_host_envs
+from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.presets import AgentConfig
+from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.envs.box_probes import BOX_PROBES
+from qemrl.envs.compiled import CompiledEnv, make_compiled, time_limited
 from qemrl.exploration import EpsilonGreedy
-from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
+from qemrl.replay import ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.pace import make_pace
 from qemrl.types import EnvSpec
 
 NUM_ENVS, SEED, FIRST_UPDATE, UPDATES = 2, 7, 64, 100
 STEPS = FIRST_UPDATE + 4 * UPDATES
-NAME = "contract/recorded-v0"
 
 
 class Recorded(gymnasium.Env):
     """Plays recorded transitions of one environment in their order, and notes the actions."""
 
-    def __init__(self, spec: EnvSpec, rows: dict[str, np.ndarray], chosen: list[int]) -> None:
+    def __init__(self, spec: EnvSpec, rows: dict[str, np.ndarray], chosen: list[np.ndarray]) -> None:
         self.rows, self.chosen, self.now = rows, chosen, 0
         # The bounds are the compiled environment's: networks bring observations to [−1, 1] by them.
         low, high = (np.array(ends, np.float32) for ends in (spec.low, spec.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        self.action_space = gymnasium.spaces.Discrete(spec.num_actions)
+        if spec.box is None:
+            self.action_space = gymnasium.spaces.Discrete(spec.num_actions)
+        else:
+            low, high = (np.array(ends, np.float32) for ends in (spec.box.low, spec.box.high))
+            self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
@@ -47,26 +53,36 @@ class Recorded(gymnasium.Env):
         return self.rows["observation"][min(self.now, len(self.rows["reward"]) - 1)], {}
 
     def step(self, action):
-        self.chosen.append(int(action))
+        self.chosen.append(np.array(action).reshape(-1))
         row = {name: array[self.now] for name, array in self.rows.items()}
         self.now += 1
         return row["next_observation"], float(row["reward"]), bool(row["terminated"]), bool(row["truncated"]), {}
 
 
-def compiled_run(config: ValueConfig) -> CompiledLoop:
-    env = time_limited(make_compiled("jax/cartpole"), 15)  # some episodes end by falling, some by the limit
-    loop = CompiledLoop(
-        make_value_agent(config, env.spec),
-        env,
-        DeviceReplay(env.spec, NUM_ENVS, config.replay, config.discount),
-        make_pace(NUM_ENVS, config.update_every, config.target_every, config.learning_starts, config.batch_size),
-        config.batch_size,
-        config.clip_rewards,
-        (SEED,),
-        1,
-    )
-    loop.advance(STEPS, False)
-    return loop
+def cartpole() -> CompiledEnv:
+    return time_limited(make_compiled("jax/cartpole"), 15)  # some episodes end by falling, some by the limit
+
+
+def probes() -> CompiledEnv:
+    return mixed_probes(tuple(BOX_PROBES))  # the sixth ends by a limit, the others do not
+
+
+def hurried(preset: str, replay: ReplayConfig) -> AgentConfig:
+    """The preset with so few steps that chance acts, chance and what was learned together, and that alone."""
+    config = replace(tiny(preset), replay=replay, learning_starts=FIRST_UPDATE)
+    match config:
+        case ValueConfig():
+            exploration = EpsilonGreedy(final=0.2, over_steps=200)
+            return replace(config, network=NetworkConfig(widths=(16,)), exploration=exploration, target_every=160)
+        case ActorCriticConfig():
+            norm = config.network.layer_norm
+            return replace(
+                config,
+                network=ActorCriticNetworkConfig("auto", (16,), (16,), (16,), norm),
+                # A small ε of Adam makes steps of gradients that are nothing but rounding errors.
+                optimiser=replace(config.optimiser, epsilon=1e-3),
+                random_steps=200,
+            )
 
 
 def transitions(loop: CompiledLoop) -> dict[str, np.ndarray]:
@@ -76,7 +92,7 @@ def transitions(loop: CompiledLoop) -> dict[str, np.ndarray]:
     return {name: np.asarray(getattr(replay, name))[0, :rows].reshape(rows, NUM_ENVS, -1) for name in names}
 
 
-def host_run(config: ValueConfig, spec: EnvSpec, recorded: dict[str, np.ndarray]) -> tuple[HostLoop, np.ndarray]:
+def host_run(config: AgentConfig, spec: EnvSpec, recorded: dict[str, np.ndarray]) -> tuple[HostLoop, np.ndarray]:
     places, chosen = iter(range(NUM_ENVS)), [[] for _ in range(NUM_ENVS)]
 
     def make() -> Recorded:
@@ -84,48 +100,37 @@ def host_run(config: ValueConfig, spec: EnvSpec, recorded: dict[str, np.ndarray]
         rows = {name: array[:, place] for name, array in recorded.items()}
         return Recorded(spec, {n: a if "observation" in n else a[:, 0] for n, a in rows.items()}, chosen[place])
 
-    gymnasium.registry.pop(NAME, None)
-    entry_point: Any = make
-    gymnasium.register(NAME, entry_point=entry_point, disable_env_checker=True)
-    envs = make_host_envs(NAME, NUM_ENVS)
-    loop = HostLoop(
-        make_value_agent(config, envs.spec),
-        envs,
-        lambda count: make_host_envs(NAME, count),
-        HostReplay(envs.spec, NUM_ENVS, config.replay, config.discount),
-        make_pace(NUM_ENVS, config.update_every, config.target_every, config.learning_starts, config.batch_size),
-        config.batch_size,
-        config.replay.prioritized,
-        config.clip_rewards,
-        SEED,
-        1,
-    )
+    loop = host_loop(config, make, NUM_ENVS, SEED)
     loop.advance(STEPS, False, lambda: False)
-    return loop, np.array(chosen).T
+    return loop, np.array(chosen).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize(
-    ("preset", "replay"),
-    [("qr-dqn", ReplayConfig(1000)), ("iqem-dqn", ReplayConfig(1000, n_step=3, prioritized=True))],
-    ids=["uniform", "prioritized three-step"],
+    ("preset", "make", "replay"),
+    [
+        ("qr-dqn", cartpole, ReplayConfig(1000)),
+        ("iqem-dqn", cartpole, ReplayConfig(1000, n_step=3, prioritized=True)),
+        ("sac", probes, ReplayConfig(1000)),
+        ("td3", probes, ReplayConfig(1000)),
+        ("tqc", probes, ReplayConfig(1000)),
+        ("dsac-iqn", probes, ReplayConfig(1000, n_step=3, prioritized=True)),
+    ],
+    ids=["qr-dqn", "iqem-dqn prioritized three-step", "sac", "td3", "tqc", "dsac-iqn prioritized three-step"],
 )
-def test_both_loops_make_the_same_updates_from_the_same_transitions(tiny, preset, replay):
-    config = replace(
-        tiny(preset),
-        replay=replay,
-        network=NetworkConfig(widths=(16,)),
-        exploration=EpsilonGreedy(final=0.2, over_steps=200),
-        learning_starts=FIRST_UPDATE,
-        target_every=160,
-    )
-    compiled = compiled_run(config)
+def test_both_loops_make_the_same_updates_from_the_same_transitions(
+    preset: str, make: Callable[[], CompiledEnv], replay: ReplayConfig
+):
+    config = hurried(preset, replay)
+    compiled = compiled_loop(config, make(), NUM_ENVS, (SEED,), 1)
+    compiled.advance(STEPS, False)
     recorded = transitions(compiled)
     assert recorded["terminated"].sum() > 3
     assert (recorded["truncated"] & ~recorded["terminated"]).sum() > 3
     host, chosen = host_run(config, compiled.env.spec, recorded)
 
-    np.testing.assert_array_equal(chosen, recorded["action"][..., 0])
-    assert len(np.unique(chosen)) == 2
+    # Numbers of actions are the same; what a policy gives differs as its parameters do.
+    np.testing.assert_allclose(chosen, recorded["action"], rtol=0, atol=1e-5)
+    assert len(np.unique(chosen)) > 1
     beginning = jax.jit(compiled.algorithm.init)(host.keys.init).params
     ours, theirs = compiled.state.agent, host.agent
     for part in ("params", "learning", "frozen"):

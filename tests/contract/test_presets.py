@@ -9,10 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.algorithm import AgentState
-from qemrl.agents.presets import PRESETS
-from qemrl.agents.value import AdamConfig, make_value_agent
+from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.algorithm import NEVER, AgentState
+from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
+from qemrl.agents.value import ValueConfig
+from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.estimators import QEM, CVaR
+from qemrl.policies import AutomaticTemperature, FixedTemperature
 from qemrl.replay import HostReplay, ReplayConfig
+from qemrl.representations import Scalar
 from qemrl.types import Step
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -27,11 +33,10 @@ def stream(spec, count: int, num_envs: int = 2):
     for _ in range(count):
         then = generator.uniform(-1, 1, now.shape).astype(np.float32)
         ends, truncates = generator.random((2, num_envs)) < [[0.3], [0.4]]
-        mask = np.ones((num_envs, spec.num_actions), bool)
-        mask[:, 1] = generator.random(num_envs) < 0.7
+        mask, action = some_actions(spec, num_envs, generator)
         yield Step(
             now,
-            generator.integers(0, spec.num_actions, num_envs).astype(np.int32),
+            action,
             generator.normal(1, 1, num_envs).astype(np.float32),
             ends & ~truncates,
             ends & truncates,
@@ -41,16 +46,24 @@ def stream(spec, count: int, num_envs: int = 2):
         now = np.where(ends[:, None], generator.uniform(-1, 1, now.shape).astype(np.float32), then)
 
 
+def some_actions(spec, num_envs: int, generator: np.random.Generator):
+    """A mask, where actions are numbered, and actions."""
+    if spec.box is not None:
+        return None, generator.uniform(spec.box.low, spec.box.high, (num_envs, *spec.box.shape)).astype(np.float32)
+    mask = np.ones((num_envs, spec.num_actions), bool)
+    mask[:, 1] = generator.random(num_envs) < 0.7
+    return mask, generator.integers(0, spec.num_actions, num_envs).astype(np.int32)
+
+
 def filled(system, config: ReplayConfig, count: int = 40) -> HostReplay:
-    spec = system.host.envs.spec
-    replay = HostReplay(spec, 2, config, 0.8)
-    for step in stream(spec, count):
+    replay = HostReplay(system.spec, 2, config, 0.8)
+    for step in stream(system.spec, count):
         replay.add(step)
     return replay
 
 
 def bits(system, number: int) -> np.ndarray:
-    return np.asarray(system.host.keys.bits(jnp.int32(number), 32))
+    return np.asarray(system.keys.bits(jnp.int32(number), 32))
 
 
 def mid_state(system) -> AgentState:
@@ -65,60 +78,72 @@ def same(one, other) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def test_the_target_network_is_read_where_a_transition_goes_on(system):
+def copied(state: AgentState) -> AgentState:
+    """The state in memory that no loop reuses."""
+    return jax.tree.map(np.array, state)
+
+
+def test_every_target_network_is_read_where_a_transition_goes_on(system):
     state = mid_state(system)
     batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
-    # Not the same for all outputs of a layer, which probabilities would not notice.
-    others = state._replace(
-        frozen=jax.tree.map(
-            lambda leaf: leaf + np.sin(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape), state.frozen
-        )
-    )
     *_, loss, surprises = system.learn(state, batch)
-    *_, other_loss, other_surprises = system.learn(others, batch)
     goes_on = batch.discount > 0
     assert 0 < goes_on.sum() < 32
-    assert loss != other_loss
-    assert not np.isclose(surprises[goes_on], other_surprises[goes_on], rtol=1e-5).any()
-    # C51's target there is one atom, but its mass is a sum of probabilities, which is one up to rounding only.
-    np.testing.assert_allclose(surprises[~goes_on], other_surprises[~goes_on], rtol=1e-6)
+    for name, network in system.targets(state).items():
+        # Not the same for all outputs of a layer, which probabilities would not notice.
+        other = jax.tree.map(
+            lambda leaf: leaf + np.sin(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape), network
+        )
+        *_, other_loss, other_surprises = system.learn(system.with_targets(state, {name: other}), batch)
+        assert loss != other_loss
+        unchanged = np.isclose(surprises[goes_on], other_surprises[goes_on], rtol=1e-5)
+        # Both policies may go to the end of the box, and so to the same action.
+        assert unchanged.mean() < 0.2 if name == "target_policy" else not unchanged.any(), name
+        # C51's target there is one atom, but its mass is a sum of probabilities, which is one up to rounding only.
+        np.testing.assert_allclose(surprises[~goes_on], other_surprises[~goes_on], rtol=1e-6, err_msg=name)
 
 
-def test_a_refresh_gives_the_parameters(system):
-    state = mid_state(system)
-    assert not same(state.params, state.frozen)
-    assert same(system.host.algorithm.refresh(state), state.params)
+def test_a_refresh_gives_the_parameters_to_agents_that_wait_for_one(system):
+    state, algorithm = mid_state(system), system.host.algorithm
+    if isinstance(system.config, ActorCriticConfig):
+        assert (algorithm.refresh_every, algorithm.refresh(state)) == (NEVER, ())
+    else:
+        assert not same(state.params, state.frozen)
+        assert same(algorithm.refresh(state), state.params)
 
 
-def test_the_host_loop_refreshes_when_it_is_due_and_only_then(system):
-    """At step 600 there were 125 updates; number 130, the next multiple of ten, comes with step 620."""
+def require_due_moves(system, before: AgentState, after: AgentState, number: int):
+    """Target networks have moved as they should with this update, or have not where they should not."""
+    old, new = system.targets(before), system.targets(after)
+    if not system.due(number):
+        assert same(old, new)
+        return
+    assert not same(old, new)
+    for one, other in zip(jax.tree.leaves(system.where_targets_go(before, after)), jax.tree.leaves(new), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_target_networks_move_when_it_is_due_and_only_then_in_the_host_loop(system):
+    """At step 600 there were 125 updates. A refresh, every ten of them, comes with step 620: the iteration from there.
+
+    Actor-critics move theirs with every update, TD3 with every second.
+    """
     host, states = system.host, system.host_run.states
     host.restore(states[600])
-    before = host.agent.frozen
-    for step in range(600, 664, 4):
-        params = host.agent.params
+    for number in range(125, 141):
+        before = copied(host.agent)
         host._iterate()
-        if step in (620, 660):
-            assert same(host.agent.frozen, params)
-            assert not same(host.agent.frozen, before)
-            before = host.agent.frozen
-        else:
-            assert same(host.agent.frozen, before)
+        require_due_moves(system, before, copied(host.agent), number)
 
 
-def test_the_compiled_loop_refreshes_when_it_is_due_and_only_then(system):
-    """At step 400 there were 75 updates; number 80 comes with step 420."""
+def test_target_networks_move_when_it_is_due_and_only_then_in_the_compiled_loop(system):
+    """At step 400 there were 75 updates."""
     loop = system.compiled.loop
     loop.restore(400, system.compiled.states[400])
-    frozen = {}
-    params = {}
-    for step in (420, 424, 460, 464):
-        loop.advance(step, False)
-        frozen[step], params[step] = jax.device_get((loop.state.agent.frozen, loop.state.agent.params))
-    assert same(frozen[424], params[420])
-    assert same(frozen[460], params[420])
-    assert same(frozen[464], params[460])
-    assert not same(frozen[420], params[420])
+    for number in range(75, 92):
+        before = copied(loop.state.agent)
+        loop.advance(loop.step + 4, False)
+        require_due_moves(system, before, copied(loop.state.agent), number)
 
 
 def test_importance_weights_reach_the_gradient(system):
@@ -212,52 +237,81 @@ def test_n_steps_and_priorities_change_what_is_learned(system):
     assert not same(plain, prioritized)
 
 
-def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(system, tiny):
-    """Double, dueling, noisy and a gradient clip: three updates each, in one program."""
-    config, spec = tiny(system.preset), system.host.envs.spec
-    switched = {
-        "plain": config,
-        "double": replace(config, double=True),
-        "dueling": replace(config, network=replace(config.network, dueling=True)),
-        "noisy": replace(config, network=replace(config.network, noisy=True)),
-        "clip": replace(config, optimiser=replace(config.optimiser, max_gradient_norm=1e-3)),
-    }
-    agents = {name: make_value_agent(each, spec) for name, each in switched.items()}
-    batch, _ = filled(system, ReplayConfig(100)).sample(bits(system, 0))
+def switches(config: AgentConfig) -> dict[str, AgentConfig]:
+    """The configuration with one thing changed, by what it is."""
+    optimiser = replace(config.optimiser, max_gradient_norm=1e-3)
+    match config:
+        case ValueConfig():
+            return {
+                "plain": config,
+                "double": replace(config, double=True),
+                "dueling": replace(config, network=replace(config.network, dueling=True)),
+                "noisy": replace(config, network=replace(config.network, noisy=True)),
+                "clip": replace(config, optimiser=optimiser),
+            }
+        case ActorCriticConfig():
+            return {"plain": config, "clip": replace(config, optimiser=optimiser), **actor_critic_switches(config)}
 
+
+def actor_critic_switches(config: ActorCriticConfig) -> dict[str, AgentConfig]:
+    """What goes with the representation; the least of two numbers is the same for all ensembles that take it."""
+    one_number = isinstance(config.representation, Scalar)
+    ensembles = [ElementwiseMin(policy="min" if one_number else "first"), Averaged(2)]
+    ensembles += [] if one_number else [SmallestCritic(), PooledTruncation(2, 1)]
+    estimators = [] if one_number else [QEM(4), CVaR(0.25)]
+    temperatures = [] if config.temperature == FixedTemperature(0) else [FixedTemperature(1.0), AutomaticTemperature()]
+    return {
+        **{str(each): replace(config, ensemble=each) for each in ensembles},
+        **{str(each): replace(config, estimator=each) for each in estimators},
+        **{str(each): replace(config, temperature=each) for each in temperatures},
+        "target policy": replace(config, target_policy=not config.target_policy),
+        "layer norm": replace(config, network=replace(config.network, layer_norm=not config.network.layer_norm)),
+    }
+
+
+def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(switched):
+    """A few updates each, in one program: enough for a change of the policy to be seen in the loss of the critics."""
+    configs = switches(switched.config)
+    agents = {name: make_agent(each, switched.spec) for name, each in configs.items()}
+    batch, _ = filled(switched, ReplayConfig(100)).sample(bits(switched, 0))
     batch = jax.tree.map(jnp.asarray, batch)
+    numbers = jnp.arange(4 if isinstance(switched.config, ActorCriticConfig) else 3)
 
     def losses(agent, both):
-        params, frozen = (jax.tree.map(lambda leaf, i=i: leaf[i], both.params) for i in (0, 1))
+        first, second = (jax.tree.map(lambda leaf, i=i: leaf[i], both) for i in (0, 1))
 
-        def update(state, key):
-            params, learning, update = agent.update(state, batch, key, jnp.int32(0))
+        def update(state, number_and_key):
+            number, key = number_and_key
+            params, learning, update = agent.update(state, batch, key, number)
             return AgentState(params, learning, state.frozen), update.loss
 
-        state = AgentState(params, agent.init(jax.random.key(0)).learning, frozen)
-        return jax.lax.scan(update, state, jax.random.split(jax.random.key(2), 3))[1]
+        state = switched.with_targets(first, switched.targets(second))
+        return jax.lax.scan(update, state, (numbers, jax.random.split(jax.random.key(2), len(numbers))))[1]
 
     @jax.jit
     def run():
         keys = jax.random.split(jax.random.key(0))
-        starts = {name: jax.vmap(agents[name].init)(keys) for name in ("plain", "dueling", "noisy")}
-        return {name: losses(agent, starts.get(name, starts["plain"])) for name, agent in agents.items()}
+        starts = {}  # by shape: to begin is much of the program
+        for agent in agents.values():
+            kind = str(jax.eval_shape(agent.init, keys[0]))
+            starts.setdefault(kind, jax.vmap(agent.init)(keys))
+        return {name: losses(agent, starts[str(jax.eval_shape(agent.init, keys[0]))]) for name, agent in agents.items()}
 
     found = jax.device_get(run())
     for name, each in found.items():
         assert np.isfinite(each).all(), name
         assert name == "plain" or abs(each[-1] - found["plain"][-1]) > 1e-6, name
     assert found["clip"][0] == found["plain"][0]
-    assert config.optimiser == AdamConfig(2e-3, PRESETS[system.preset].configure("classic").optimiser.epsilon)
+    usual = PRESETS[switched.preset].configure("classic").optimiser
+    assert switched.config.optimiser == AdamConfig(switched.config.optimiser.learning_rate, usual.epsilon)
 
 
 def test_losses_of_a_fixed_stream_are_the_golden_ones(system):
-    spec = system.host.envs.spec
-    state, replay, losses = system.host_start, HostReplay(spec, 2, ReplayConfig(64, n_step=2), 0.8), []
-    for number, step in enumerate(stream(spec, 200)):
+    state, replay, losses = system.host_start, HostReplay(system.spec, 2, ReplayConfig(64, n_step=2), 0.8), []
+    for number, step in enumerate(stream(system.spec, 200)):
         replay.add(step)
         if number and number % 20 == 0:
-            state = state._replace(frozen=state.params)
+            state = state._replace(frozen=system.host.algorithm.refresh(state))
         params, learning, loss, _ = system.learn(state, replay.sample(bits(system, number))[0], number)
         state = AgentState(params, learning, state.frozen)
         losses.append(loss)
@@ -268,3 +322,9 @@ def test_losses_of_a_fixed_stream_are_the_golden_ones(system):
         GOLDEN.write_text(f"{{\n{lines}\n}}\n")
         pytest.fail(f"there were no golden losses of {system.preset}; they have been written to {GOLDEN}")
     np.testing.assert_allclose(losses, golden[system.preset], rtol=1e-3)
+
+
+def test_no_two_presets_have_the_same_golden_losses():
+    golden = json.loads(GOLDEN.read_text())
+    assert list(golden) == list(PRESETS)
+    assert len({tuple(losses) for losses in golden.values()}) == len(PRESETS)

@@ -1,5 +1,7 @@
-"""The command `qemrl bench value`."""
+"""The commands `qemrl bench value` and `qemrl bench actor-critic`."""
 
+import statistics
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +21,83 @@ def bench_value(seconds: float = 20.0, json_file: Path | None = None, peers_fold
         json_file: Write the figures to this file as well.
         peers_folder: The folder for virtual environments; by default one in the user's cache.
     """
+    from qemrl.bench import value
+
+    _bench("timing value agents", value.run, show, seconds, json_file, peers_folder)
+
+
+def bench_actor_critic(seconds: float = 12.0, json_file: Path | None = None, peers_folder: Path | None = None) -> None:
+    """Time actor-critics: against sb3-contrib and SBX, with QEM against without, and against the hardware.
+
+    It takes some minutes, and some more the first time, when it installs the peers in a virtual environment of their
+    own. Leave the machine alone meanwhile.
+
+    Args:
+        seconds: How long each agent is timed with each number of threads.
+        json_file: Write the figures to this file as well.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+    """
+    from qemrl.bench import actor_critic
+
+    _bench("timing actor-critics", actor_critic.run, show_actor_critic, seconds, json_file, peers_folder)
+
+
+def _bench(
+    what: str,
+    run: Callable[[float, Path, Callable[[str], None]], Any],
+    present: Callable[[Any], None],
+    seconds: float,
+    json_file: Path | None,
+    peers_folder: Path | None,
+) -> None:
     require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
-    from qemrl.bench import peers, value
+    from qemrl.bench import peers
 
     folder = peers.default_folder() if peers_folder is None else peers_folder
     try:
-        with working("timing value agents") as status:
-            report = value.run(seconds, folder, lambda what: status.update(f"{what} …"))
+        with working(what) as status:
+            report = run(seconds, folder, lambda done: status.update(f"{done} …"))
     except peers.PeerError as error:
         raise UsageError(str(error)) from error
-    show(report)
+    present(report)
     write_json(report.as_json(), json_file)
 
 
 def show(report: Any) -> None:
-    """Print a report as three tables."""
-    _show_speeds(report)
-    _show_overheads(report)
+    """Print a report on value agents as three tables."""
+    from qemrl.bench.value import TASKS
+
+    _show_speeds(report, {name: task.title for name, task in TASKS.items()}, "sb3")
+    _show_overheads(report, "One update and the actions between updates")
     _show_shares(report)
+
+
+def show_actor_critic(report: Any) -> None:
+    """Print a report on actor-critics as four tables."""
+    _show_speeds(report, {line.task: line.task for line in report.speeds}, "peer")
+    _show_overheads(report, "One update")
+    _show_shares(report)
+    _show_engines(report.engines)
 
 
 def _verdict(text: str, holds: bool | None) -> str:
     return "" if holds is None else f"[{'green' if holds else 'red'}]{text} {'✓' if holds else '✗'}"
 
 
-def _show_speeds(report: Any) -> None:
-    from qemrl.bench.value import TASKS
-
-    shown = table(
-        "Steps per second, learning included", "task", ">ours", ">threads", ">sb3", ">threads", ">ratio", ">least"
-    )
+def _show_speeds(report: Any, titles: Mapping[str, str], peer: str) -> None:
+    title = "Steps per second, learning included"
+    shown = table(title, "task", ">ours", ">threads", f">{peer}", ">threads", ">ratio", ">least")
     for line in report.speeds:
-        title = TASKS[line.task].title if line.seeds == 1 else f"  {line.seeds} seeds at once"
-        ours, peer = f"{line.steps_per_second:,.0f}", f"{line.peer_steps_per_second:,.0f}"
+        title = titles[line.task] if line.seeds == 1 else f"  {line.seeds} seeds at once"
+        ours, theirs = f"{line.steps_per_second:,.0f}", f"{line.peer_steps_per_second:,.0f}"
         least = _verdict(f"{line.target:g}", line.holds) if line.target else ""
-        shown.add_row(title, ours, str(line.threads), peer, str(line.peer_threads), f"{line.ratio:.2f}", least)
+        shown.add_row(title, ours, str(line.threads), theirs, str(line.peer_threads), f"{line.ratio:.2f}", least)
     rich.print(shown)
 
 
-def _show_overheads(report: Any) -> None:
+def _show_overheads(report: Any, title: str) -> None:
     shown = table(
-        "One update and the actions between updates",
+        title,
         "settings",
         "with QEM",
         ">ms",
@@ -82,3 +120,14 @@ def _show_shares(report: Any) -> None:
         rates = (f"{line.operations / 1e6:,.0f}", f"{line.milliseconds:.2f}", f"{line.gflops:.0f}")
         shown.add_row(line.task, *rates, f"{line.peak_gflops:.0f}", f"{line.share:.0%}")
     rich.print(shown)
+
+
+def _show_engines(engines: Any) -> None:
+    shown = table(f"Seeds of {engines.preset} on two cores", "engine", ">steps/s", ">cores busy")
+    for name, rates, cores in (
+        ("two processes of one thread", engines.processes, engines.processes_cores),
+        ("one process of two threads", engines.threads, engines.threads_cores),
+    ):
+        shown.add_row(name, f"{statistics.median(rates):,.0f}", f"{cores:.2f}")
+    rich.print(shown)
+    print(f"{engines.better.capitalize()} make more steps: by turns, processes {engines.ratio:.2f} times as many.")

@@ -16,14 +16,15 @@ from qemrl.agents.domains import Domain
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.bench.roofline import update_operations
 from qemrl.bench.timing import Timing, time_in_turns
-from qemrl.types import Batch, EnvSpec
+from qemrl.types import ActionBox, Batch, EnvSpec
 
 SPECS: Mapping[str, EnvSpec] = {
     "cartpole": EnvSpec("CartPole", (4,), "float32", 2),
     "pong": EnvSpec("Pong", (4, 84, 84), "uint8", 6, stacked_frames=4),
     "minatar": EnvSpec("Breakout", (10, 10, 4), "bool", 3),
+    "half-cheetah": EnvSpec("HalfCheetah", (17,), "float32", 0, box=ActionBox((6,), (-1.0,) * 6, (1.0,) * 6)),
 }
-"""The observations and actions of the bench's tasks."""
+"""The observations and actions of the benches' tasks."""
 
 PAIRS: tuple[tuple[str, str, float], ...] = (("qem-dqn", "qr-dqn", 1.02), ("iqem-dqn", "iqn", 1.05))
 """A preset with QEM, the same without, and how many times as long the first may take."""
@@ -77,9 +78,15 @@ def random_batch(spec: EnvSpec, batch_size: int, seed: int) -> Batch:
             return rng.random(shape) < 0.1
         return rng.normal(size=shape).astype(spec.observation_dtype)
 
+    def action() -> np.ndarray:
+        if spec.box is None:
+            return rng.integers(0, spec.num_actions, batch_size).astype(np.int32)
+        actions = rng.uniform(spec.box.low, spec.box.high, (batch_size, len(spec.box.low)))
+        return actions.astype(np.float32).reshape(batch_size, *spec.box.shape)
+
     return Batch(
         observation(),
-        rng.integers(0, spec.num_actions, batch_size).astype(np.int32),
+        action(),
         rng.normal(size=batch_size).astype(np.float32),
         np.full(batch_size, 0.99, np.float32),
         observation(),
@@ -129,11 +136,12 @@ def compare_iterations(rounds: int, tell: Callable[[str], None]) -> list[Overhea
             tell(f"{preset} and {peer} with the settings of {domain}")
             functions = {name: make_iteration(PRESETS[name].configure(domain), SPECS[task]) for name in (preset, peer)}
             times = time_in_turns(functions, jax.block_until_ready, rounds, seconds_per_turn=0.02)
-            lines.append(_overhead(domain, preset, times[preset], peer, times[peer], limit))
+            lines.append(overhead_of(domain, preset, times[preset], peer, times[peer], limit))
     return lines
 
 
-def _overhead(domain: str, preset: str, time: Timing, peer: str, peer_time: Timing, limit: float) -> Overhead:
+def overhead_of(domain: str, preset: str, time: Timing, peer: str, peer_time: Timing, limit: float) -> Overhead:
+    """What the times of an agent with QEM and of one without come to."""
     ratio = time.ratio_to(peer_time)
     return Overhead(domain, preset, 1e3 * time.seconds, peer, 1e3 * peer_time.seconds, ratio, limit)
 
@@ -149,7 +157,12 @@ def measure_shares(
         network = jax.eval_shape(make_agent(config, spec).init, jax.random.key(0)).params
         operations = update_operations(network, spec, config.batch_size)
         times = time_in_turns({task: make_update(config, spec)}, jax.block_until_ready, rounds)
-        seconds = min(times[task].rounds)
-        gflops = operations / seconds / 1e9
-        lines.append(Share(task, operations, 1e3 * seconds, gflops, peak, gflops / peak))
+        lines.append(share_of(task, operations, times[task], peak))
     return lines
+
+
+def share_of(task: str, operations: int, time: Timing, peak: float) -> Share:
+    """What the time of an update with so many operations comes to."""
+    seconds = min(time.rounds)
+    gflops = operations / seconds / 1e9
+    return Share(task, operations, 1e3 * seconds, gflops, peak, gflops / peak)

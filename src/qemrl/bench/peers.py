@@ -23,6 +23,24 @@ SB3 = (
 """Stable-Baselines3 and what it is timed on, in the order of installation: with torch there first, nothing else brings
 one of its own."""
 
+SBX = (
+    ("torch==2.13.0",),
+    (
+        "sb3-contrib==2.9.2",
+        "stable-baselines3==2.9.2",
+        "sbx-rl==0.28.0",
+        "jax==0.10.2",
+        "jaxlib==0.10.2",
+        "flax==0.12.8",
+        "optax==0.2.8",
+        "tfp-nightly==0.26.0.dev20261027",
+        "gymnasium[mujoco]==1.4.0",
+        "mujoco==4.0.0",
+        "numpy==2.4.6",
+    ),
+)
+"""Stable-Baselines3 and its sibling in JAX, with the same JAX and MuJoCo as ours."""
+
 MARKER = "installed.json"
 """The file that says what a finished environment holds."""
 

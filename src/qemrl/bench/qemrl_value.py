@@ -1,6 +1,6 @@
 """Our side of the value bench: one turn of one task, in a process of its own.
 
-`python -m qemrl.bench.qemrl_value TASK --seconds S --seeds K` prints a line of JSON, as `sb3_value` does for the peer.
+`python -m qemrl.bench.qemrl_value TASK --seconds S --seeds K` prints a line of JSON, as `peer_turns` does for the peer.
 Who starts it decides on the number of threads, with XLA's flags.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qemrl.agents.value import NetworkConfig
+from qemrl.bench.turns import Turn
 from qemrl.envs.atari import protocol_for
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay.config import ReplayConfig
@@ -72,27 +73,40 @@ TASKS = tuple(_SETTINGS)
 """What can be timed."""
 
 
-def steps_per_second(task: str, seconds: float, num_seeds: int = 1) -> float:
+def take_turn(task: str, seconds: float, num_seeds: int = 1) -> Turn:
     """Steps per second of all seeds together, learning included and compilation not."""
     config = settings(task, num_seeds)
     loop = make_loop(replace(config, evaluation_episodes=1))
-    measure = _measure_compiled if config.is_compiled else _measure_host
-    return num_seeds * measure(loop, config.pace.first_update, seconds)
+    warm, measure = (CHUNK, measure_compiled) if config.is_compiled else (WARM_UP, measure_host)
+    loop.advance(config.pace.first_update + warm, False, lambda: False)
+    rate, cores = measure(loop, seconds)
+    return Turn(num_seeds * rate, cores)
 
 
-def _measure_host(loop: Loop, first_update: int, seconds: float) -> float:
-    loop.advance(first_update + WARM_UP, False, lambda: False)
-    start, begin = loop.step, time.perf_counter()
-    loop.advance(2**31, False, lambda: time.perf_counter() - begin >= seconds)
-    return (loop.step - start) / (time.perf_counter() - begin)
+def measure_host(loop: Loop, seconds: float) -> Turn:
+    """The pace of a loop that stops at any step."""
+
+    def run(begin: float) -> None:
+        loop.advance(2**31, False, lambda: time.perf_counter() - begin >= seconds)
+
+    return _measure(loop, run)
 
 
-def _measure_compiled(loop: Loop, first_update: int, seconds: float) -> float:
-    loop.advance(first_update + CHUNK, False, lambda: False)
-    start, begin = loop.step, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        loop.advance(loop.step + CHUNK, False, lambda: False)
-    return (loop.step - start) / (time.perf_counter() - begin)
+def measure_compiled(loop: Loop, seconds: float) -> Turn:
+    """The pace of a loop that runs in chunks."""
+
+    def run(begin: float) -> None:
+        while time.perf_counter() - begin < seconds:
+            loop.advance(loop.step + CHUNK, False, lambda: False)
+
+    return _measure(loop, run)
+
+
+def _measure(loop: Loop, run: Callable[[float], None]) -> Turn:
+    start, busy, begin = loop.step, time.process_time(), time.perf_counter()
+    run(begin)
+    seconds = time.perf_counter() - begin
+    return Turn((loop.step - start) / seconds, (time.process_time() - busy) / seconds)
 
 
 def main() -> None:
@@ -102,8 +116,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seeds", type=int, default=1)
     arguments = parser.parse_args()
-    rate = steps_per_second(arguments.task, arguments.seconds, arguments.seeds)
-    print(json.dumps({"steps_per_second": rate}))
+    print(json.dumps(take_turn(arguments.task, arguments.seconds, arguments.seeds)._asdict()))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,19 @@ With F their sum over the layers and F₁ the first layer's share, an update of 
 
 for nobody needs the gradient of an observation. Each is two operations. What else an update does (loss, optimiser,
 activations) is counted as none, though it takes time: the share is of useful products, and falls where they are few.
+
+Updates of actor-critics have no such short formula where levels join in the middle of a network. There the products are
+counted in the traced program, which has each of them once.
 """
 
 import time
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from qemrl.agents.value import Network
 from qemrl.networks.layers import Convolution, Linear
@@ -63,3 +69,34 @@ def update_operations(network: Network, spec: EnvSpec, batch_size: int) -> int:
     """Floating-point operations of an update of QR-DQN, as the formula above has it."""
     counts = layer_multiply_adds(network, spec)
     return 2 * batch_size * (4 * sum(counts) - counts[0])
+
+
+def product_operations(function: Callable[..., Any], *arguments: Any) -> int:
+    """Floating-point operations of all matrix products in a function of these arguments, of which the shapes matter.
+
+    Raises:
+        ValueError: There are convolutions, or products in a loop of unknown length.
+    """
+    return _product_operations(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _product_operations(program: Jaxpr) -> int:
+    total = 0
+    for equation in program.eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, product = _shape(equation.invars[0]), _shape(equation.outvars[0])
+            total += 2 * prod(product) * prod(left[axis] for axis in contracted)
+            continue
+        inner = [_product_operations(part) for part in jaxprs_in_params(equation.params)]
+        if name == "conv_general_dilated" or (name == "while" and any(inner)):
+            raise ValueError(f"the products of {name} are not counted: only matrix products, a known number of times")
+        # Of the branches of a condition one is taken.
+        once = max(inner, default=0) if name == "cond" else sum(inner)
+        total += once * (equation.params["length"] if name == "scan" else 1)
+    return total
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    return variable.aval.shape

@@ -107,7 +107,7 @@ def quiet_about_age(registration: Registration) -> Iterator[None]:
     """Building a MuJoCo environment in it gives no warning that something about it is old.
 
     Published results are of version 4 as often as of 5, so whoever names it wants it. And MuJoCo itself warns of a word
-    in Gymnasium's model of HalfCheetah, at every copy: on the screen, and in a file MUJOCO_LOG.TXT in the present folder.
+    in Gymnasium's model of HalfCheetah, at every copy: on the screen, and in a file MUJOCO_LOG.TXT beside the user.
     """
     if "mujoco" not in str(registration.entry_point) or importlib.util.find_spec("mujoco") is None:
         yield

@@ -73,7 +73,7 @@ def test_switches_of_value_agents_come_back_from_json_too(preset):
 
 @pytest.mark.parametrize("preset", ACTOR_CRITIC_PRESETS)
 def test_switches_of_actor_critics_come_back_from_json_too(preset):
-    plain = PRESETS[preset].configure("classic")
+    plain = ACTOR_CRITIC_PRESETS[preset]("classic")
     config = replace(
         plain,
         network=ActorCriticNetworkConfig("mlp", (8, 4), (), (16, 8), layer_norm=not plain.network.layer_norm),
@@ -127,13 +127,13 @@ def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(domain):
 
 def test_the_atari_settings_are_those_of_the_papers_table():
     """Order 4, V = 1.5 in the tails, 200 quantiles; 64 / 64 / 32 levels of the released code; lr 5e-5, ε 0.01/32."""
-    qem, iqem = PRESETS["qem-dqn"].configure("atari"), PRESETS["iqem-dqn"].configure("atari")
+    qem, iqem = VALUE_PRESETS["qem-dqn"]("atari"), VALUE_PRESETS["iqem-dqn"]("atari")
     assert qem.estimator == QEM(order=4, variance=TailVariance(1.5))
     assert iqem.estimator == QEM(order=4)
     assert qem.representation == FixedQuantiles(200, 1.0)
     assert iqem.representation == ImplicitQuantiles(64, 64, 32, "uniform", "uniform", 64, kappa=1.0)
-    assert PRESETS["c51"].configure("atari").representation == Categorical(51, -10.0, 10.0)
-    assert PRESETS["dqn"].configure("atari").representation == Scalar(1.0)
+    assert VALUE_PRESETS["c51"]("atari").representation == Categorical(51, -10.0, 10.0)
+    assert VALUE_PRESETS["dqn"]("atari").representation == Scalar(1.0)
     for config in (qem, iqem):
         assert config.optimiser == AdamConfig(5e-5, 0.01 / 32)
         assert (config.discount, config.batch_size, config.update_every) == (0.99, 32, 4)
@@ -141,7 +141,7 @@ def test_the_atari_settings_are_those_of_the_papers_table():
         assert config.network.hidden == (512,)
         assert config.clip_rewards
         assert config.exploration.final == 0.01
-    assert PRESETS["c51"].configure("atari").optimiser == AdamConfig(2.5e-4, 0.01 / 32)
+    assert VALUE_PRESETS["c51"]("atari").optimiser == AdamConfig(2.5e-4, 0.01 / 32)
 
 
 def test_the_minatar_settings_are_those_of_revisiting_rainbow():
@@ -157,8 +157,8 @@ def test_the_minatar_settings_are_those_of_revisiting_rainbow():
 @pytest.mark.parametrize("preset", ACTOR_CRITIC_PRESETS)
 def test_the_mujoco_settings_are_those_of_the_papers_table(preset, domain):
     """Learning rate 3e-4, γ = 0.99, batch 256, Polyak 0.005, 10,000 steps first; an update for each step."""
-    config = PRESETS[preset].configure(domain)
-    assert isinstance(config, ActorCriticConfig)
+    config = ACTOR_CRITIC_PRESETS[preset](domain)
+    assert PRESETS[preset].configure(domain) == config
     assert config.optimiser == AdamConfig(3e-4, 1e-8)
     assert (config.discount, config.batch_size, config.polyak, config.update_every) == (0.99, 256, 0.005, 1)
     assert (config.learning_starts, config.random_steps) == (10_000, 10_000)
@@ -182,19 +182,19 @@ def test_the_mujoco_quantiles_are_those_of_the_papers_table(domain):
     for preset in NETWORKS_OF_LEVELS:
         levels = "cumulative" if preset.endswith("iqn") else "midpoints"
         wanted = ImplicitQuantiles(32, 32, 32, levels, levels, 64, "sigmoid", True, 1.0)
-        assert PRESETS[preset].configure(domain).representation == wanted
+        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == wanted
     for preset in PLAIN_QUANTILES:
-        assert PRESETS[preset].configure(domain).representation == FixedQuantiles(32, 1.0)
+        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == FixedQuantiles(32, 1.0)
     for preset in ("sac", "td3"):
-        assert PRESETS[preset].configure(domain).representation == Scalar(None)  # the squared error
+        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == Scalar(None)  # the squared error
     for preset in ("qem-dsac", "qem-dsac-iqn", "qem-dsac-mlp"):
-        assert PRESETS[preset].configure(domain).estimator == QEM(order=4, variance=TailVariance(1.2))
+        assert ACTOR_CRITIC_PRESETS[preset](domain).estimator == QEM(order=4, variance=TailVariance(1.2))
 
 
 @pytest.mark.parametrize("domain", MUJOCO_TASKS)
 def test_tqc_has_the_settings_of_its_own_paper(domain):
     """Five critics of 25 atoms; five dropped for each on Hopper, none on HalfCheetah, two elsewhere; α is learned."""
-    config = PRESETS["tqc"].configure(domain)
+    config = ACTOR_CRITIC_PRESETS["tqc"](domain)
     assert config.representation == FixedQuantiles(25, 1.0)
     assert config.ensemble == PooledTruncation(5, {"hopper": 5, "half-cheetah": 0}.get(domain, 2))
     assert config.temperature == AutomaticTemperature(1.0, None)
@@ -205,7 +205,7 @@ def test_tqc_has_the_settings_of_its_own_paper(domain):
 @pytest.mark.parametrize("domain", MUJOCO_TASKS)
 def test_td3_has_the_settings_of_its_own_paper_but_the_learning_rate(domain):
     """Noise 0.1 to explore; 0.2, cut at 0.5, on the target's action; the policy and the targets every other update."""
-    config = PRESETS["td3"].configure(domain)
+    config = ACTOR_CRITIC_PRESETS["td3"](domain)
     assert config.policy == Deterministic(0.1, 0.2, 0.5)
     assert config.temperature == FixedTemperature(0.0)
     assert config.ensemble == ElementwiseMin(2, "first")
@@ -214,7 +214,7 @@ def test_td3_has_the_settings_of_its_own_paper_but_the_learning_rate(domain):
 
 def test_tasks_without_a_table_have_smaller_networks_and_the_same_algorithm():
     for preset in ACTOR_CRITIC_PRESETS:
-        small, table = PRESETS[preset].configure("classic"), PRESETS[preset].configure("walker2d")
+        small, table = ACTOR_CRITIC_PRESETS[preset]("classic"), ACTOR_CRITIC_PRESETS[preset]("walker2d")
         assert max(small.network.policy_widths) < max(table.network.policy_widths)
         settings = ("network", "optimiser", "replay", "batch_size", "learning_starts", "random_steps")
         assert replace(small, **{name: getattr(table, name) for name in settings}) == table
@@ -283,7 +283,10 @@ def test_a_preset_that_is_not_there_gets_a_suggestion():
     [
         ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
         ({"estimator": QEM(), "representation": Categorical()}, "QEM estimates Q from quantiles, and Categorical has"),
-        ({"estimator": QEM(order=4), "representation": FixedQuantiles(3)}, "order 4 needs at least as many .* got 3"),
+        (
+            {"estimator": QEM(order=4), "representation": FixedQuantiles(3)},
+            "order 4 needs at least as many .* got num_quantiles=3",
+        ),
         ({"estimator": QEM(), "representation": ImplicitQuantiles(num_acting_levels=3)}, "got 3"),
         ({"discount": 0.0}, "discount must be in"),
         ({"discount": 1.1}, "1.1"),
@@ -301,7 +304,14 @@ def test_agents_that_make_no_sense_are_refused(settings, message):
     [
         ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
         ({"estimator": CVaR(), "representation": Scalar()}, "CVaR needs a return distribution, and Scalar has none"),
-        ({"estimator": QEM(order=4), "representation": FixedQuantiles(3)}, "order 4 needs at least as many .* got 3"),
+        (
+            {"estimator": QEM(order=4), "representation": FixedQuantiles(3)},
+            "order 4 needs at least as many .* got num_quantiles=3",
+        ),
+        (
+            {"estimator": QEM(order=4), "representation": ImplicitQuantiles(8, 3, 8)},
+            "order 4 needs at least as many .* got num_target_levels=3",
+        ),
         ({"policy": Deterministic()}, "a deterministic policy has no entropy to weigh"),
         ({"policy": Deterministic(), "temperature": AutomaticTemperature()}, "use FixedTemperature"),
         ({"discount": 0.0}, "discount and polyak must be in"),

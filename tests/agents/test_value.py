@@ -40,7 +40,7 @@ def quick_compilation() -> Iterator[None]:
 def prepared(config: ValueConfig, spec: EnvSpec = SPEC):
     """An agent, a state of it, and its update, compiled once for each configuration."""
     agent = make_value_agent(config, spec)
-    return agent, jax.jit(agent.init)(KEY), jax.jit(lambda *given: agent.update(*given, jnp.int32(0)))
+    return agent, jax.jit(agent.init)(KEY), jax.jit(lambda s, b, k: agent.update(s, b, k, jnp.int32(0)))
 
 
 def network(fresh: AgentState, outputs):

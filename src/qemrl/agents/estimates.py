@@ -25,9 +25,15 @@ def require_fit(estimator: Any, representation: Any) -> None:
             raise ValueError(f"{name} needs a return distribution, and {kind} has none; use EmpiricalMean with it")
         case Categorical() if isinstance(estimator, QEM):
             raise ValueError(f"QEM estimates Q from quantiles, and {kind} has none; use EmpiricalMean with it")
-        case FixedQuantiles(num_quantiles=count) | ImplicitQuantiles(num_acting_levels=count):
-            if isinstance(estimator, QEM) and count < estimator.order:
-                raise ValueError(f"QEM of order {estimator.order} needs at least as many quantiles, got {count}")
+        case FixedQuantiles(num_quantiles=count):
+            counts = {"num_quantiles": count}
+        case ImplicitQuantiles(num_levels=own, num_target_levels=target, num_acting_levels=acting):
+            counts = {"num_levels": own, "num_target_levels": target, "num_acting_levels": acting}
+        case _:
+            counts = {}
+    for field, count in counts.items():
+        if isinstance(estimator, QEM) and count < estimator.order:
+            raise ValueError(f"QEM of order {estimator.order} needs at least as many quantiles, got {field}={count}")
 
 
 def numbers_of(estimator: Statistic, representation: Any, dist: ReturnDist) -> dict[str, Float[Array, ""]]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from qemrl.agents.presets import PRESETS
+from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
 from qemrl.bench import command, peer_turns, peers, turns, value
 from qemrl.bench.iterations import (
@@ -31,8 +31,8 @@ from qemrl.training.loops import describe_environment
 TINY = ValueConfig(representation=FixedQuantiles(8), network=NetworkConfig(widths=(16,)), batch_size=4, update_every=2)
 
 
-def network(config: ValueConfig, task: str):
-    return jax.eval_shape(make_value_agent(config, SPECS[task]).init, jax.random.key(0)).params
+def network(config: AgentConfig, task: str):
+    return jax.eval_shape(make_agent(config, SPECS[task]).init, jax.random.key(0)).params
 
 
 def test_multiply_adds_are_those_of_the_layers():
@@ -52,7 +52,7 @@ def test_operations_of_an_update_agree_with_those_that_xla_counts():
     spec = SPECS["cartpole"]
     algorithm = make_value_agent(config, spec)
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
-    lowered = jax.jit(algorithm.update).lower(state, random_batch(spec, 128, 0), jax.random.key(0))
+    lowered = jax.jit(algorithm.update).lower(state, random_batch(spec, 128, 0), jax.random.key(0), np.int32(0))
     counted = (lowered.compile().cost_analysis() or {})["flops"]
     assert update_operations(state.params, spec, 128) == pytest.approx(counted, rel=0.15)
 
@@ -108,6 +108,7 @@ def test_both_sides_have_the_same_tasks_and_settings():
     assert tuple(peer_turns.VALUE_TASKS) == TASKS == tuple(value.TASKS)
     for task in TASKS:
         agent = settings(task).agent
+        assert isinstance(agent, ValueConfig)
         assert agent.batch_size == peer_turns.VALUE["batch_size"]
         assert agent.learning_starts == peer_turns.LEARNING_STARTS
         assert agent.exploration.initial == agent.exploration.final == peer_turns.VALUE["exploration_initial_eps"]

@@ -5,7 +5,7 @@ agents are small (see `small_loops`), updates are those that the host loop has c
 on optimising.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from small_loops import compiled_loop, host_loop, tiny
 from qemrl.agents.actor_critic import ActorCriticConfig
 from qemrl.agents.algorithm import AgentState
 from qemrl.agents.names import VALUE_AGENTS
-from qemrl.agents.presets import PRESETS, AgentConfig
+from qemrl.agents.presets import PRESETS
 from qemrl.envs.box_probes import BOX_PROBES
 from qemrl.envs.hosted import hosted
 from qemrl.envs.probes import PROBES
@@ -219,8 +219,3 @@ def system(request: pytest.FixtureRequest) -> System:
 @pytest.fixture(scope="session", params=SWITCHED)
 def switched(request: pytest.FixtureRequest) -> System:
     return _system_of(request.param)
-
-
-@pytest.fixture(name="tiny", scope="session")
-def tiny_fixture() -> Callable[..., AgentConfig]:
-    return tiny

@@ -114,6 +114,8 @@ class ActorCriticConfig:
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
         require_fit(self.estimator, self.representation)
+        if isinstance(self.ensemble, PooledTruncation) and isinstance(self.representation, Scalar):
+            raise ValueError("PooledTruncation pools atoms, and Scalar has none; use quantiles with it")
         if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):
             raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
 

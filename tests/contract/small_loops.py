@@ -1,0 +1,130 @@
+"""Presets made small, and loops around them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+
+from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
+from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.distributional.ensembles import PooledTruncation
+from qemrl.envs.compiled import CompiledEnv
+from qemrl.envs.host import make_host_envs
+from qemrl.exploration import EpsilonGreedy
+from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
+from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.training.compiled_loop import CompiledLoop
+from qemrl.training.host_loop import HostLoop
+from qemrl.training.pace import Pace, make_pace
+
+DISCOUNT = 0.8
+TEMPERATURE = 0.01
+"""The answers of probes are those without entropy, whose share must be well below the tolerance."""
+
+NAME = "contract/played-v0"
+
+
+def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
+    """The preset with networks and a pace for probes."""
+    config = PRESETS[preset].configure("classic")
+    config = replace(
+        config,
+        representation=_few_levels(config.representation, kappa),
+        optimiser=replace(config.optimiser, learning_rate=2e-3),
+        replay=ReplayConfig(capacity=12_000),
+        discount=DISCOUNT,
+        batch_size=32,
+        update_every=4,
+        learning_starts=100,
+    )
+    match config:
+        case ValueConfig():
+            return replace(
+                config,
+                # What is learned does not depend on how actions are chosen, but how soon the worse ones are does.
+                exploration=EpsilonGreedy(final=0.6, over_steps=100, evaluation=0.0),
+                network=NetworkConfig(widths=(32,)),
+                target_every=40,
+            )
+        case ActorCriticConfig():
+            return _tiny_actor_critic(config)
+
+
+def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
+    ensemble = replace(config.ensemble, size=2)
+    match config.temperature:
+        case FixedTemperature(value):
+            temperature = FixedTemperature(min(value, TEMPERATURE))
+        case AutomaticTemperature():
+            temperature = replace(config.temperature, initial=TEMPERATURE)
+    return replace(
+        config,
+        ensemble=replace(ensemble, drop=1) if isinstance(ensemble, PooledTruncation) else ensemble,
+        # As with the value agents: much noise, so that the critics soon know what other actions lead to.
+        policy=Deterministic(noise=0.5) if isinstance(config.policy, Deterministic) else TanhGaussian(low=-1.2),
+        temperature=temperature,
+        network=ActorCriticNetworkConfig(
+            policy_widths=(32,), critic_widths=(64,), critic_hidden=(32,), layer_norm=config.network.layer_norm
+        ),
+        optimiser=replace(config.optimiser, learning_rate=2.5e-3),
+        polyak=0.1,
+        random_steps=500,
+    )
+
+
+def _few_levels(representation: Any, kappa: float) -> Any:
+    match representation:
+        case Scalar():
+            return representation
+        case Categorical():
+            return replace(representation, low=-20.0, high=20.0)
+        case FixedQuantiles():
+            return FixedQuantiles(16, kappa)
+        case ImplicitQuantiles():
+            # Where learning sees no other levels than the midpoints, acting must ask at the same ones.
+            acting = 16 if representation.acting_levels == "uniform" else 8
+            few = replace(representation, num_levels=8, num_target_levels=8, num_acting_levels=acting)
+            return replace(few, num_cosines=16, kappa=kappa)
+
+
+def compiled_loop(
+    config: AgentConfig, env: CompiledEnv, num_envs: int, seeds: tuple[int, ...], evaluation_episodes: int
+) -> CompiledLoop:
+    """The compiled loop around an agent of this configuration."""
+    return CompiledLoop(
+        make_agent(config, env.spec),
+        env,
+        DeviceReplay(env.spec, num_envs, config.replay, config.discount),
+        _pace(config, num_envs),
+        config.batch_size,
+        config.clip_rewards,
+        seeds,
+        evaluation_episodes,
+    )
+
+
+def host_loop(config: AgentConfig, make: Callable[..., gymnasium.Env], num_envs: int, seed: int) -> HostLoop:
+    """The host loop around an agent of this configuration, in environments that `make` gives one after the other."""
+    gymnasium.registry.pop(NAME, None)
+    entry_point: Any = make
+    gymnasium.register(NAME, entry_point=entry_point, disable_env_checker=True)
+    envs = make_host_envs(NAME, num_envs)
+    return HostLoop(
+        make_agent(config, envs.spec),
+        envs,
+        lambda count: make_host_envs(NAME, count),
+        HostReplay(envs.spec, num_envs, config.replay, config.discount),
+        _pace(config, num_envs),
+        config.batch_size,
+        config.replay.prioritized,
+        config.clip_rewards,
+        seed,
+        2,
+    )
+
+
+def _pace(config: AgentConfig, num_envs: int) -> Pace:
+    return make_pace(num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import qemrl
+from qemrl.agents.value import ValueConfig
 from qemrl.training import checkpoint
 from qemrl.training.config import configure
 from qemrl.training.progress import bar
@@ -121,7 +122,7 @@ def test_wrong_observations_are_named(saved):
         ({"preset": "qem-dgn"}, "did you mean 'qem-dqn'"),
         ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"env": "minatar/brekout"}, "did you mean 'minatar/breakout'"),
-        ({"env": "Pendulum-v1"}, "actor-critic presets .* none of them yet"),
+        ({"env": "Pendulum-v1"}, "actor-critic presets are for continuous ones: sac, td3, dsac"),
         ({"overrides": {"replay.nstep": 3}}, "ReplayConfig has no field 'nstep'; did you mean 'n_step'"),
         ({"overrides": {"discount": 2.0}}, "discount must be in"),
         ({"num_envs": 3}, "3 environments do not fit an update every 4 steps"),
@@ -135,6 +136,7 @@ def test_what_is_mistyped_or_does_not_fit_is_named(arguments, message):
 def test_overrides_reach_the_settings():
     agent = make(**{"replay.n_step": 3, "estimator.order": 2, "double": True})
     assert agent.config.agent.replay.n_step == 3
+    assert isinstance(agent.config.agent, ValueConfig)
     assert agent.config.agent.double
     assert agent.config.agent.estimator == qemrl.QEM(order=2, variance=qemrl.TailVariance(1.5))
 

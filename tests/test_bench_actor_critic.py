@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.bench import actor_critic, command, peer_turns, qemrl_actor_critic, turns
 from qemrl.bench.actor_critic import CONTESTS, PAIRS, Engines, engines_of, operations, speeds_of, worth_another
 from qemrl.bench.iterations import SPECS, Overhead, Share, random_batch

@@ -12,6 +12,7 @@ from PIL import Image
 
 import qemrl
 from qemrl.agents.presets import PRESETS
+from qemrl.agents.value import ValueConfig
 from qemrl.cli import main
 from qemrl.training import checkpoint
 from qemrl.training.config import read_config
@@ -50,6 +51,7 @@ def run(tmp_path_factory):
 
 def test_options_reach_the_configuration(run):
     config = configured(run)
+    assert isinstance(config.agent, ValueConfig)
     assert config.seeds == (0, 1)
     assert config.agent.network.widths == (8,)
     assert config.agent.estimator == qemrl.QEM(variance=qemrl.TailVariance(1.2))
@@ -184,7 +186,7 @@ def test_parameters_of_a_compiled_run_are_found_for_each_seed(tmp_path):
         (("dqn", "--env"), "--env needs a value"),
         (("dqn", "--env", "CartPol-v1"), "did you mean CartPole-v1"),
         (("dqn", "--env", "jax/cartpol"), "did you mean 'jax/cartpole'"),
-        (("dqn", "--env", "Pendulum-v1"), "this version has none of them yet"),
+        (("dqn", "--env", "Pendulum-v1"), "actor-critic presets are for continuous ones: sac, td3, dsac"),
         (
             ("dqn", "--env", "CartPole-v1", "--replay.nstep", "3"),
             "no option --replay.nstep here; did you mean --replay.n-step?",

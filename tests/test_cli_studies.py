@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qemrl import api
+from qemrl.agents.value import ValueConfig
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 
@@ -39,8 +40,9 @@ def test_the_demo_trains_draws_and_does_not_train_again(tmp_path):
         rows = list(csv.DictReader(file))
     evaluated = {(row["preset"], row["seed"], row["step"]) for row in rows if row["eval/mean_reward"]}
     assert len(evaluated) == 2 * 2 * 12
-    exploration = api.load(tmp_path / "demo" / "qr-dqn", seed=1).config.agent.exploration
-    assert exploration.over_steps == 300
+    agent = api.load(tmp_path / "demo" / "qr-dqn", seed=1).config.agent
+    assert isinstance(agent, ValueConfig)
+    assert agent.exploration.over_steps == 300
 
 
 def test_show_prints_the_numbers_and_writes_the_figure(tmp_path):

@@ -12,14 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.actor_critic import (
-    CANDIDATES,
-    ActorCriticConfig,
-    ActorCriticNetworkConfig,
-    from_box,
-    make_actor_critic_agent,
-    to_box,
-)
+from qemrl.agents.actor_critic import CANDIDATES, from_box, make_actor_critic_agent, to_box
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.algorithm import AgentState, View
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation, SmallestCritic

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
 from qemrl.agents.domains import MUJOCO_TASKS, Domain, mujoco_task
 from qemrl.agents.optimiser import AdamConfig

@@ -16,7 +16,7 @@ import pytest
 from mixed_probes import mixed_probes, shown
 from small_loops import compiled_loop, host_loop, tiny
 
-from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import AgentState
 from qemrl.agents.names import VALUE_AGENTS
 from qemrl.agents.presets import PRESETS

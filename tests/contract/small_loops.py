@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.ensembles import PooledTruncation

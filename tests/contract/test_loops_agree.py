@@ -15,7 +15,7 @@ import pytest
 from mixed_probes import mixed_probes
 from small_loops import compiled_loop, host_loop, tiny
 
-from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.presets import AgentConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.envs.box_probes import BOX_PROBES

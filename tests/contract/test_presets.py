@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import NEVER, AgentState
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent

@@ -172,7 +172,7 @@ def test_of_many_actions_the_most_chosen_have_colours(episode):
     levels = np.array([0.125, 0.375, 0.625, 0.875])
     zeros = np.zeros(count)
     glance = Glance(0, 17, None, levels, values, None, zeros, zeros, values, zeros, zeros)
-    many = Episode("many", "quantiles", q, actions, np.ones(len(actions)), [glance], "")
+    many = Episode("many", "quantiles", tuple(map(str, range(count))), q, actions, np.ones(len(actions)), [glance], "")
     colours = show._colours(many)
     named = {action for action, colour in colours.items() if colour in show.PALETTE}
     assert named == {17, 3, 9, 0, 1, 2}

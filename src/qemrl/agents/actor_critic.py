@@ -1,7 +1,6 @@
 """The whole SAC family as one function of its parts: representation × estimator × ensemble × policy × temperature."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,119 +9,22 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
-from qemrl.agents.estimates import estimate, numbers_of, require_fit
+from qemrl.agents.estimates import estimate, numbers_of
 from qemrl.agents.names import VALUE_AGENTS
-from qemrl.agents.optimiser import AdamConfig, begin, descend
+from qemrl.agents.optimiser import begin, descend
 from qemrl.distributional.bellman import backup
-from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
+from qemrl.estimators import Statistic
 from qemrl.networks.actor_critic import CriticTorso, PolicyNetwork
 from qemrl.networks.layers import Key
 from qemrl.networks.streams import ActionStreams, StreamConfig
-from qemrl.networks.torsos import TorsoName
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
-from qemrl.replay.config import ReplayConfig
-from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Purpose, Scalar
+from qemrl.policies import AutomaticTemperature, FixedTemperature, TanhGaussian
+from qemrl.representations import Purpose
 from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 CANDIDATES = 64
 """How many actions, the policy's mode among them, are compared where a risk measure decides at acting time."""
-
-
-@dataclass(frozen=True)
-class ActorCriticNetworkConfig:
-    """The networks of policy and critics."""
-
-    torso: TorsoName = "auto"
-    """What reads the observation: `nature`, `minatar` or `mlp`; `auto` goes by its shape."""
-
-    policy_widths: tuple[int, ...] = (256, 256)
-    """The dense layers of the policy."""
-
-    critic_widths: tuple[int, ...] = (256,)
-    """The dense layers of a critic on observation and action, before a level's embedding joins, if there is one."""
-
-    critic_hidden: tuple[int, ...] = (256,)
-    """The dense layers of a critic after that."""
-
-    layer_norm: bool = False
-    """A LayerNorm before each ReLU of a critic, as in DSAC."""
-
-
-@dataclass(frozen=True)
-class ActorCriticConfig:
-    """An agent of the SAC family. Steps are agent steps: decisions, summed over environments."""
-
-    target_every: ClassVar[None] = None
-    """Target networks move with every update, and there is nothing to wait for."""
-
-    representation: Scalar | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
-    """How a critic holds a return distribution."""
-
-    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
-    """How a critic's return distribution becomes the Q that the policy climbs."""
-
-    ensemble: ElementwiseMin | SmallestCritic | PooledTruncation | Averaged = field(default_factory=ElementwiseMin)
-    """How many critics there are, and how they become one."""
-
-    policy: TanhGaussian | Deterministic = field(default_factory=TanhGaussian)
-    """What kind of policy it is."""
-
-    temperature: FixedTemperature | AutomaticTemperature = field(default_factory=FixedTemperature)
-    """The weight of the policy's entropy."""
-
-    network: ActorCriticNetworkConfig = field(default_factory=ActorCriticNetworkConfig)
-    optimiser: AdamConfig = field(default_factory=lambda: AdamConfig(3e-4, 1e-8))
-    """Of the critics, of the policy and of a temperature that is learned, each by itself."""
-
-    replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
-
-    target_policy: bool = False
-    """Whether targets bootstrap from a slow copy of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
-
-    polyak: float = 0.005
-    """How far target networks move to the online ones with each update of the policy."""
-
-    policy_every: int = 1
-    """Updates of the critics for each of the policy and the target networks; TD3 has two."""
-
-    discount: float = 0.99
-    """γ."""
-
-    batch_size: int = 256
-    """Transitions per update."""
-
-    update_every: int = 1
-    """Steps per update."""
-
-    learning_starts: int = 10_000
-    """Steps before the first update."""
-
-    random_steps: int = 10_000
-    """Steps with actions drawn evenly from the whole box, before the policy acts."""
-
-    clip_rewards: bool = False
-    """Learn from rewards cut to [−1, 1]; returns are reported with the rewards as they are."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1 or not 0 < self.polyak <= 1:
-            raise ValueError(f"discount and polyak must be in (0, 1], got {self.discount} and {self.polyak}")
-        for name in ("batch_size", "update_every", "learning_starts", "policy_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.random_steps < 0:
-            raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
-        require_fit(self.estimator, self.representation)
-        if isinstance(self.ensemble, PooledTruncation) and isinstance(self.representation, Scalar):
-            raise ValueError("PooledTruncation pools atoms, and Scalar has none; use quantiles with it")
-        if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):
-            raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
-
-    def fitted(self, num_envs: int) -> "ActorCriticConfig":
-        """The same for any number of environments."""
-        del num_envs
-        return self
 
 
 class Critic(eqx.Module):

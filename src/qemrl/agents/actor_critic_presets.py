@@ -8,7 +8,7 @@ networks and batches for small tasks.
 from collections.abc import Callable
 from dataclasses import replace
 
-from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.domains import Domain
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qemrl.agents.actor_critic import ActorCriticConfig, make_actor_critic_agent
+from qemrl.agents.actor_critic import make_actor_critic_agent
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
 from qemrl.agents.algorithm import Algorithm
 from qemrl.agents.domains import Domain

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qemrl import figures
-from qemrl.agents.actor_critic import ActorCriticConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.api import Agent
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.experiments.episodes import CannotDrawError, Frame, Moment, play_episode

@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from qemrl.agents.actor_critic import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.domains import Domain, mujoco_task
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.agents.presets import PRESETS, AgentConfig

@@ -121,7 +121,7 @@ class Agent:
         deterministic: bool = True,
         mask: Any = None,
         seed: int = 0,
-        risk: Statistic | None = None,
+        risk: Any = None,
     ) -> Shaped[np.ndarray, "..."]:
         """The action for an observation, or the actions for a batch of them, in the environment's units.
 
@@ -153,7 +153,7 @@ class Agent:
         late = np.int32(2**31 - 1)  # beyond the steps in which actions are drawn from the whole box
         return self._explore(self.params, start, view, late, np.int32(0), key)[0]
 
-    def _known(self, risk: Statistic | None) -> Statistic | None:
+    def _known(self, risk: Any) -> Statistic | None:
         if risk is not None and not isinstance(risk, Statistic):
             raise ValueError(f"risk must be a measure such as qemrl.estimators.CVaR(0.1), got {risk!r}")
         if risk is not None:
@@ -258,10 +258,12 @@ class Agent:
 
 
 def _pooled(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Values or levels without the axis of members."""
-    if array is None or array.ndim == 1:
-        return array
+    """Values, levels or probabilities without the axis of members."""
+    if array is None:
+        return None
     members = shape[1]
+    if array.ndim == 1:
+        return np.tile(array, members)
     if members == 1:
         return array[:, 0]
     full = np.broadcast_to(array, shape).swapaxes(1, 2)

@@ -149,9 +149,8 @@ def _collect(
 def _glance(agent: Agent, step: int, moment: Moment) -> Glance:
     dist = agent.predict_distribution(moment.observation)
     values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
-    if agent.spec.box is not None:  # the critics are pooled there
-        values = values.reshape(len(_names(agent)), -1)
-        levels = levels.reshape(len(_names(agent)), -1)[0] if values.size == levels.size else levels
+    if agent.spec.box is not None:  # the critics, which share their levels, are pooled there
+        values, levels = values.reshape(len(_names(agent)), -1), levels.reshape(len(_names(agent)), -1)[0]
     chosen = moment.action if isinstance(moment.action, int) else int(values.mean(-1).argmin())
     shared = (step, chosen, moment.frame, levels, values)
     if dist.probs is not None:

@@ -19,12 +19,14 @@ from qemrl.training import checkpoint
 from qemrl.types import EnvSpec, Step
 
 QEMRL = Path(sys.executable).parent / "qemrl"
-TINY = (
-    *("--network.widths", "16", "--steps", "3000", "--num-seeds", "2", "--log-every", "200"),
+SHORT = (
+    *("--steps", "3000", "--num-seeds", "2", "--log-every", "200"),
     *("--evaluate-every", "600", "--checkpoint-every", "400", "--evaluation-episodes", "3", "--batch-size", "16"),
 )
+TINY = ("--network.widths", "16", *SHORT)
 HOST = ("qem-dqn", "--env", "CartPole-v1", "--replay.prioritized", "--replay.n-step", "3", *TINY)
 COMPILED = ("dqn", "--env", "jax/cartpole", *TINY)
+CONTINUOUS = ("td3", "--env", "Pendulum-v1", "--network.policy-widths", "16", "--learning-starts", "300", *SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,9 @@ def assert_same(run: Path, other: Path) -> None:
     [
         (HOST, [(3, signal.SIGKILL), (9, signal.SIGTERM), (15, signal.SIGINT), (21, signal.SIGKILL)]),
         (COMPILED, [(3, signal.SIGTERM), (11, signal.SIGKILL)]),
+        (CONTINUOUS, [(7, signal.SIGINT), (15, signal.SIGKILL)]),
     ],
-    ids=["host loop", "compiled loop"],
+    ids=["host loop", "compiled loop", "continuous actions"],
 )
 def test_a_run_that_is_killed_stopped_and_damaged_ends_as_if_nothing_had_happened(tmp_path, cache, arguments, events):
     quiet, stormy = tmp_path / "quiet", tmp_path / "stormy"

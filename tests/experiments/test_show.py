@@ -72,7 +72,7 @@ def test_glances_have_the_numbers_of_the_distributions(trained, episode):
         np.testing.assert_allclose(glance.q_qem, moment.q, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(glance.r_squared, r_squared(qem, values, levels))
         np.testing.assert_allclose(glance.crossing_rate, crossing_rate(values))
-        assert glance.action == moment.action
+        assert glance.chosen == moment.action
 
 
 def test_the_figure_has_a_frame_and_a_panel_for_each_moment_and_two_strips(episode):
@@ -82,7 +82,7 @@ def test_the_figure_has_a_frame_and_a_panel_for_each_moment_and_two_strips(episo
     for number, glance in enumerate(episode.glances, 1):
         assert f"{number}: step {glance.step}" in titles
         assert glance.r_squared is not None
-        assert any(f"R² {glance.r_squared[glance.action]:.3f}" in title for title in titles)
+        assert any(f"R² {glance.r_squared[glance.chosen]:.3f}" in title for title in titles)
     strip, ribbon = figure.axes[-2:]
     for action in range(2):
         np.testing.assert_array_equal(np.asarray(strip.lines[action].get_ydata()), episode.q[:, action])

@@ -30,8 +30,8 @@ def test_an_agent_predicts_the_same_before_it_is_saved_and_after_it_is_loaded(sa
     loaded = qemrl.load(path)
     np.testing.assert_array_equal(loaded.predict(OBSERVATIONS), agent.predict(OBSERVATIONS))
     np.testing.assert_array_equal(loaded.q(OBSERVATIONS), agent.q(OBSERVATIONS))
-    drawn = [each.predict(OBSERVATIONS, deterministic=False, seed=1) for each in (agent, loaded)]
-    np.testing.assert_array_equal(*drawn)
+    before, after = (each.predict(OBSERVATIONS, deterministic=False, seed=1) for each in (agent, loaded))
+    np.testing.assert_array_equal(before, after)
 
 
 def test_actions_are_in_the_units_of_the_environment(saved):

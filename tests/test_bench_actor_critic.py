@@ -12,7 +12,7 @@ import pytest
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.bench import actor_critic, command, peer_turns, qemrl_actor_critic, turns
-from qemrl.bench.actor_critic import CONTESTS, PAIRS, Engines, engines_of, operations, speeds_of, worth_another
+from qemrl.bench.actor_critic import ALONE, CONTESTS, PAIRS, Engine, engines_of, operations, speeds_of, worth_another
 from qemrl.bench.iterations import SPECS, Overhead, Share, random_batch
 from qemrl.bench.peers import SBX, PeerError
 from qemrl.bench.qemrl_actor_critic import DOMAIN, PRESETS_TIMED, agent, settings
@@ -119,7 +119,7 @@ def test_our_side_counts_steps_while_it_learns_and_says_when_it_is_warm(monkeypa
     monkeypatch.setattr(qemrl_actor_critic, "LEARNING_STARTS", 256)
     monkeypatch.setattr(qemrl_actor_critic, "WARM_UP", 2)
     said = []
-    rate, cores = qemrl_actor_critic.take_turn("sac", 0.2, lambda: said.append("warm"))
+    rate, cores = qemrl_actor_critic.take_turn("sac", 0.2, warm=lambda: said.append("warm"))
     assert said == ["warm"]
     assert rate > 0
     assert cores > 0
@@ -156,12 +156,11 @@ def test_after_the_first_round_a_side_keeps_its_better_thread_count():
     assert worth_another(turns_taken) == [("dsac-mlp", 1), ("dsac-mlp", 2), ("sb3-tqc", 2)]
 
 
-def test_the_engine_is_the_one_with_more_steps_by_turns():
-    threads = [Turn(100.0, 1.8), Turn(100.0, 1.9), Turn(50.0, 1.7)]
-    line = engines_of([Turn(150.0, 2.0), Turn(120.0, 1.9), Turn(40.0, 2.0)], threads)
-    assert (line.ratio, line.better) == (1.2, "processes")
-    assert (line.processes_cores, line.threads_cores) == (2.0, 1.8)
-    assert engines_of(threads, threads).better == "threads"
+def test_engines_are_compared_turn_by_turn():
+    alone = [Turn(100.0, 1.8), Turn(100.0, 1.9), Turn(50.0, 1.7)]
+    many, single = engines_of({"many": [Turn(150.0, 2.0), Turn(120.0, 1.9), Turn(40.0, 2.0)], ALONE: alone})
+    assert (many.name, many.rates, many.cores, many.ratio) == ("many", [150.0, 120.0, 40.0], 2.0, 1.2)
+    assert (single.name, single.cores, single.ratio) == (ALONE, 1.8, 1.0)
 
 
 def test_turns_at_once_start_together(tmp_path):
@@ -204,14 +203,14 @@ def test_the_report_is_shown_and_is_plain_data(capsys):
     sides |= {("sac", 2): [500.0], ("sbx-sac", 2): [400.0]}
     overheads = [Overhead(DOMAIN, "qem-dsac-mlp", 10.0, "dsac-mlp", 9.9, 1.03, 1.01)]
     shares = [Share("dsac-iqn", 15_000_000_000, 150.0, 100.0, 250.0, 0.4)]
-    engines = Engines("dsac-mlp", [600.0], 2.0, [400.0], 1.5, 1.5)
+    engines = [Engine("many", [600.0], 2.0, 1.5), Engine(ALONE, [400.0], 1.5, 1.0)]
     report = actor_critic.ActorCriticReport(speeds_of(sides), overheads, shares, engines, {})
     command.show_actor_critic(report)
     shown = capsys.readouterr().out
     for text in ("dsac-mlp / TQC of sb3-contrib", "5.00", "4 ✓", "1.25", "1.5 ✗", "1.01 ✗", "15,000", "40%"):
         assert text in shown
-    for text in ("two processes of one thread", "600", "1.50", "Processes make more steps"):
+    for text in ("many", "600", "1.50", ALONE, "Most steps: many."):
         assert text in shown
     data = json.loads(json.dumps(report.as_json()))
-    assert data["seeds_engine"] == "processes"
+    assert data["seeds_engine"] == "many"
     assert [line["ratio"] for line in data["speeds"]] == [5.0, 1.25, 1.25]

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -74,33 +74,23 @@ class Pair(NamedTuple):
 PAIRS = (Pair("qem-dsac-mlp", "dsac-mlp", 1.01, 12), Pair("qem-dsac-iqn", "dsac-iqn", 1.05, 2))
 
 ENGINE = "dsac-mlp"
-"""The preset that seeds are run of in two ways."""
+"""The preset that seeds are run of in several ways."""
 
-PROCESSES = 2
-"""How many processes of one thread there are at once."""
-
-SeedsEngine = Literal["processes", "threads"]
+SEEDS = 2
+"""How many seeds there are at once, and cores to run them on."""
 
 
 @dataclass(frozen=True)
-class Engines:
-    """Two ways to run seeds on two cores: one process for each, with one thread, or one process with two threads."""
+class Engine:
+    """A way to run seeds on two cores."""
 
-    preset: str
-    processes: list[float]
-    """Steps per second of all processes together, in each turn."""
-    processes_cores: float
-    """How many cores they kept busy."""
-    threads: list[float]
-    """Steps per second of the one process, in each turn."""
-    threads_cores: float
+    name: str
+    rates: list[float]
+    """Steps per second of all seeds together, in each turn."""
+    cores: float
+    """How many cores it kept busy."""
     ratio: float
-    """How many times as many steps the processes make: the median over turns, each compared with its twin."""
-
-    @property
-    def better(self) -> SeedsEngine:
-        """The way that makes more steps."""
-        return "processes" if self.ratio > 1 else "threads"
+    """How many times as many steps as one seed with two threads: the median over turns, each compared with its twin."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +100,17 @@ class ActorCriticReport:
     speeds: list[Speed]
     overheads: list[Overhead]
     shares: list[Share]
-    engines: Engines
+    engines: list[Engine]
     machine: dict[str, str]
 
     def as_json(self) -> dict:
         """The report as plain data."""
-        return asdict(self) | {"seeds_engine": self.engines.better}
+        return asdict(self) | {"seeds_engine": self.best_engine.name}
+
+    @property
+    def best_engine(self) -> Engine:
+        """The way to run seeds that makes the most steps."""
+        return max(self.engines, key=lambda engine: engine.ratio)
 
 
 def run(seconds: float, folder: Path, tell: Callable[[str], None]) -> ActorCriticReport:
@@ -167,33 +162,33 @@ def operations(preset: str) -> int:
     return product_operations(algorithm.update, state, random_batch(spec, config.batch_size, 0), key, np.int32(0))
 
 
-def compare_rates(seconds: float, python: Path, tell: Callable[[str], None]) -> tuple[list[Speed], Engines]:
-    """A line for each contest, and the two ways to run seeds, from turns of `seconds` each."""
+def compare_rates(seconds: float, python: Path, tell: Callable[[str], None]) -> tuple[list[Speed], list[Engine]]:
+    """A line for each contest, and the ways to run seeds, from turns of `seconds` each."""
     turns: dict[tuple[str, int], list[Turn]] = {
         (side, threads): [] for threads in THREADS for side in (*PRESETS_TIMED, *(each.peer for each in CONTESTS))
     }
-    together: list[Turn] = []
+    together: dict[str, list[Turn]] = {name: [] for name in ENGINES}
     for number in range(1, TURNS + 1):
         for side, threads in list(turns) if number == 1 else worth_another(turns):
             tell(f"turn {number} of {TURNS}: {side}, {in_words(threads)}")
             ours = side in PRESETS_TIMED
             turn = own_turn(PROGRAM, side, seconds, threads) if ours else peer_turn(python, side, seconds, threads)
             turns[side, threads].append(turn)
-            if (side, threads) == (ENGINE, PROCESSES):  # right after what it is compared with
-                tell(f"turn {number} of {TURNS}: {ENGINE}, {PROCESSES} processes of 1 thread")
-                together.append(processes_turn(seconds))
+            if (side, threads) == (ENGINE, SEEDS):  # right after what they are compared with
+                for name, engine in ENGINES.items():
+                    tell(f"turn {number} of {TURNS}: {ENGINE}, {name}")
+                    together[name].append(engine(seconds))
     sides = {side: [turn.steps_per_second for turn in taken] for side, taken in turns.items()}
-    return speeds_of(sides), engines_of(together, turns[ENGINE, PROCESSES])
+    return speeds_of(sides), engines_of(together | {ALONE: turns[ENGINE, SEEDS]})
 
 
 def worth_another(turns: Mapping[tuple[str, int], list[Turn]]) -> list[tuple[str, int]]:
-    """Each side with the number of threads that it was quicker with in its first turn, and all of the two engines."""
+    """Each side with the number of threads that it was quicker with in its first turn, and that of `ALONE`."""
     first = {case: taken[0].steps_per_second for case, taken in turns.items()}
     return [
         (side, threads)
         for side, threads in first
-        if (side, threads) == (ENGINE, PROCESSES)
-        or first[side, threads] == max(first[side, count] for count in THREADS)
+        if (side, threads) == (ENGINE, SEEDS) or first[side, threads] == max(first[side, count] for count in THREADS)
     ]
 
 
@@ -201,12 +196,24 @@ def processes_turn(seconds: float) -> Turn:
     """Processes of one thread each at once: all their steps, and the cores that they kept busy together."""
     command = [*own_command(PROGRAM, ENGINE, seconds), "--wait"]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    commands = [
-        [*command, "--core", str(cores[number % len(cores)])] if cores else command for number in range(PROCESSES)
-    ]
+    commands = [[*command, "--core", str(cores[number % len(cores)])] if cores else command for number in range(SEEDS)]
     # XLA has as many threads as NPROC says, where a process cannot be kept on a core.
     turns = turns_at_once(commands, environment_for(1) | {"NPROC": "1"})
     return Turn(sum(turn.steps_per_second for turn in turns), sum(turn.cores for turn in turns))
+
+
+def side_by_side_turn(seconds: float) -> Turn:
+    """The seeds of one run, as `qemrl train --num-seeds` trains them."""
+    return own_turn(PROGRAM, ENGINE, seconds, SEEDS, "--num-seeds", str(SEEDS))
+
+
+ENGINES = {
+    "a process of one thread for each seed": processes_turn,
+    "one process, seeds side by side": side_by_side_turn,
+}
+
+ALONE = "one process, one seed with two threads"
+"""What the other ways are compared with."""
 
 
 def speeds_of(sides: Sides) -> list[Speed]:
@@ -214,8 +221,15 @@ def speeds_of(sides: Sides) -> list[Speed]:
     return [compare_best(sides, contest.preset, contest.peer, contest.title, 1, contest.target) for contest in CONTESTS]
 
 
-def engines_of(processes: list[Turn], threads: list[Turn]) -> Engines:
-    """The two ways to run seeds, compared turn by turn."""
-    many, one = ([turn.steps_per_second for turn in turns] for turns in (processes, threads))
-    many_cores, one_cores = (statistics.median(turn.cores for turn in turns) for turns in (processes, threads))
-    return Engines(ENGINE, many, many_cores, one, one_cores, ratio_by_turns(many, one))
+def engines_of(turns: Mapping[str, list[Turn]]) -> list[Engine]:
+    """The ways to run seeds, compared turn by turn."""
+    rates = {name: [turn.steps_per_second for turn in taken] for name, taken in turns.items()}
+    return [
+        Engine(
+            name,
+            rates[name],
+            statistics.median(turn.cores for turn in taken),
+            ratio_by_turns(rates[name], rates[ALONE]),
+        )
+        for name, taken in turns.items()
+    ]

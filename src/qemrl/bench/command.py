@@ -77,7 +77,7 @@ def show_actor_critic(report: Any) -> None:
     _show_speeds(report, {line.task: line.task for line in report.speeds}, "peer")
     _show_overheads(report, "One update")
     _show_shares(report)
-    _show_engines(report.engines)
+    _show_engines(report)
 
 
 def _verdict(text: str, holds: bool | None) -> str:
@@ -122,12 +122,11 @@ def _show_shares(report: Any) -> None:
     rich.print(shown)
 
 
-def _show_engines(engines: Any) -> None:
-    shown = table(f"Seeds of {engines.preset} on two cores", "engine", ">steps/s", ">cores busy")
-    for name, rates, cores in (
-        ("two processes of one thread", engines.processes, engines.processes_cores),
-        ("one process of two threads", engines.threads, engines.threads_cores),
-    ):
-        shown.add_row(name, f"{statistics.median(rates):,.0f}", f"{cores:.2f}")
+def _show_engines(report: Any) -> None:
+    columns = ("engine", ">steps/s of all", ">cores busy", ">ratio")
+    shown = table("Seeds of dsac-mlp on two cores", *columns)
+    for engine in report.engines:
+        rate = statistics.median(engine.rates)
+        shown.add_row(engine.name, f"{rate:,.0f}", f"{engine.cores:.2f}", f"{engine.ratio:.2f}")
     rich.print(shown)
-    print(f"{engines.better.capitalize()} make more steps: by turns, processes {engines.ratio:.2f} times as many.")
+    print(f"Most steps: {report.best_engine.name}.")

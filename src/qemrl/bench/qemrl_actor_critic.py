@@ -1,8 +1,8 @@
 """Our side of the actor-critic bench: one turn of one preset on HalfCheetah, in a process of its own.
 
 `python -m qemrl.bench.qemrl_actor_critic PRESET --seconds S` prints a line of JSON, as `peer_turns` does for the peers.
-Who starts it decides on the number of threads, with XLA's flags. `--core` keeps it on one core, and `--wait` makes it
-wait for others when it is warm.
+Who starts it decides on the number of threads, with XLA's flags. `--num-seeds` trains that many side by side, `--core`
+keeps it on one core, and `--wait` makes it wait for others when it is warm.
 """
 
 import argparse
@@ -32,20 +32,21 @@ def agent(preset: str) -> AgentConfig:
     return PRESETS[preset].configure(DOMAIN)
 
 
-def settings(preset: str) -> RunConfig:
+def settings(preset: str, num_seeds: int = 1) -> RunConfig:
     """The run of a preset: in everything that costs time the same as the peers'."""
-    config = configure(preset, ENV, steps=1)
+    config = configure(preset, ENV, steps=1, num_seeds=num_seeds)
     started = replace(config.agent, learning_starts=LEARNING_STARTS, random_steps=LEARNING_STARTS)
     return replace(config, agent=started, evaluation_episodes=1)
 
 
-def take_turn(preset: str, seconds: float, warm: Callable[[], None] = lambda: None) -> Turn:
-    """Steps per second, learning included and compilation not; `warm` is called before the clock starts."""
-    config = settings(preset)
+def take_turn(preset: str, seconds: float, num_seeds: int = 1, warm: Callable[[], None] = lambda: None) -> Turn:
+    """Steps per second of all seeds, learning included and compilation not; `warm` is called when the clock starts."""
+    config = settings(preset, num_seeds)
     loop = make_loop(config)
     loop.advance(config.pace.first_update + WARM_UP, False, lambda: False)
     warm()
-    return measure_host(loop, seconds)
+    rate, cores = measure_host(loop, seconds)
+    return Turn(num_seeds * rate, cores)
 
 
 def main() -> None:
@@ -53,6 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("preset", choices=PRESETS_TIMED)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--num-seeds", type=int, default=1)
     parser.add_argument("--core", type=int)
     parser.add_argument("--wait", action="store_true")
     arguments = parser.parse_args()
@@ -60,7 +62,7 @@ def main() -> None:
         # Before anything is computed: XLA makes as many threads as there are cores for the process to run on.
         os.sched_setaffinity(0, {arguments.core})
     warm = wait_for_the_others if arguments.wait else lambda: None
-    print(json.dumps(take_turn(arguments.preset, arguments.seconds, warm)._asdict()))
+    print(json.dumps(take_turn(arguments.preset, arguments.seconds, arguments.num_seeds, warm)._asdict()))
 
 
 if __name__ == "__main__":

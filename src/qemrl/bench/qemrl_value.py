@@ -84,7 +84,7 @@ def take_turn(task: str, seconds: float, num_seeds: int = 1) -> Turn:
 
 
 def measure_host(loop: Loop, seconds: float) -> Turn:
-    """The pace of a loop that stops at any step."""
+    """The pace of a loop that stops at any step, in steps of each seed."""
 
     def run(begin: float) -> None:
         loop.advance(2**31, False, lambda: time.perf_counter() - begin >= seconds)
@@ -103,10 +103,10 @@ def measure_compiled(loop: Loop, seconds: float) -> Turn:
 
 
 def _measure(loop: Loop, run: Callable[[float], None]) -> Turn:
-    start, busy, begin = loop.step, time.process_time(), time.perf_counter()
+    start, busy, begin = loop.mean_step, time.process_time(), time.perf_counter()
     run(begin)
     seconds = time.perf_counter() - begin
-    return Turn((loop.step - start) / seconds, (time.process_time() - busy) / seconds)
+    return Turn((loop.mean_step - start) / seconds, (time.process_time() - busy) / seconds)
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
 """From a configuration to a loop that is ready to run."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -23,9 +25,13 @@ from qemrl.training.host_loop import HostLoop
 from qemrl.training.memory import require_memory
 from qemrl.training.play import make_act, play_compiled, play_hosted
 from qemrl.training.randomness import Keys
+from qemrl.training.side_by_side import side_by_side
 from qemrl.types import EnvSpec
 
 Record = dict[str, Any]
+
+BUILDING = threading.Lock()
+"""Held while environments are built, which may change what is one for all threads, such as filters of warnings."""
 
 
 @runtime_checkable
@@ -111,7 +117,11 @@ class CompiledRun:
 
 
 class HostRun:
-    """Host loops, one for each seed, that run in turns from record to record."""
+    """Host loops, one for each seed, that run side by side from record to record, as many at once as there are cores.
+
+    A seed gains little from a second core, because its matrix products are small; two seeds gain all of it. Which seed
+    is ahead changes nothing in what they learn.
+    """
 
     def __init__(self, loops: list[HostLoop]) -> None:
         self.loops = loops
@@ -130,14 +140,16 @@ class HostRun:
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
-        for index, loop in enumerate(self.loops):
-            if self.records[index] is None:
-                self.records[index] = loop.advance(until, evaluate, stop)
-            if self.records[index] is None:
-                return None
-        records = self.records
+        behind = [index for index, record in enumerate(self.records) if record is None]
+        side_by_side([partial(self._advance, index, until, evaluate) for index in behind], stop)
+        records = [record for record in self.records if record is not None]
+        if len(records) < len(self.loops):
+            return None
         self.records = [None for _ in self.loops]
-        return [record for record in records if record is not None]
+        return records
+
+    def _advance(self, index: int, until: int, evaluate: bool, stop: Callable[[], bool]) -> None:
+        self.records[index] = self.loops[index].advance(until, evaluate, stop)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes."""
@@ -313,4 +325,5 @@ def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> Host
     """Environments to evaluate in: lost lives end nothing there. Compiled ones are behind Gymnasium's interface."""
     protocol = None if config.protocol is None else config.protocol.for_evaluation()
     env = f"qemrl.envs.hosted:{hosted_id(config.env)}" if config.is_compiled else config.env
-    return make_host_envs(env, count, protocol, config.asynchronous, render)
+    with BUILDING:
+        return make_host_envs(env, count, protocol, config.asynchronous, render)

@@ -35,8 +35,9 @@ def list_known() -> None:
         for name, summary in known.items():
             agents.add_row(name, summary)
         rich.print(agents)
-    print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders;")
-    print("jax/cartpole, jax/catch, jax/pendulum; probe/1 to probe/8, probe/c1 to probe/c7\n")
+    print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders, and those")
+    print("with -sparse behind; jax/cartpole, jax/catch, jax/mountain-car, jax/pendulum; jax/deep-sea-5 to -30 and")
+    print("jax/deep-sea-stochastic-5 to -30; jax/chain-10, -20, -30, -50, -100; probe/1 to 8, probe/c1 to c7\n")
     presets = table("Estimators: qemrl train NAME --env ID --estimator NAME", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)

@@ -102,6 +102,9 @@ class EnvSpec(NamedTuple):
 
     high: tuple[float, ...] | None = None
 
+    num_states: int | None = None
+    """How many observations there are, if they are numbered: each is a vector of zeros with a one in its own place."""
+
     box: ActionBox | None = None
     """Where continuous actions lie; None where actions are numbered, from 0 to `num_actions` − 1."""
 

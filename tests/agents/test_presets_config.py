@@ -15,6 +15,7 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, TailVariance, VaR, Wang
+from qemrl.exploration import LeftTruncatedSpread, Optimism, QEMSpread, SqrtLogDecay
 from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
@@ -123,6 +124,20 @@ def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(domain):
         assert isinstance(one.estimator, QEM)
         assert other.estimator == EmpiricalMean()
         assert replace(one, estimator=other.estimator) == other
+
+
+def test_exploring_presets_differ_from_their_parents_in_the_exploration_alone():
+    parents = {"qr-dqn-dltv": "qr-dqn", "qem-dqn-dltv": "qem-dqn", "qem-dqn-var": "qem-dqn"}
+    for domain in ("atari", "minatar", "classic"):
+        for child, parent in parents.items():
+            one, other = VALUE_PRESETS[child](domain), VALUE_PRESETS[parent](domain)
+            assert replace(one, exploration=other.exploration) == other
+            assert isinstance(one.exploration, Optimism)
+            assert one.exploration.schedule == SqrtLogDecay(50.0)  # the paper's c
+            assert one.exploration.random_steps is None
+            assert one.exploration.bonus == (
+                QEMSpread(QEM(4, TailVariance(1.5))) if child.endswith("var") else LeftTruncatedSpread()
+            )
 
 
 def test_the_atari_settings_are_those_of_the_papers_table():

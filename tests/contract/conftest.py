@@ -14,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixed_probes import mixed_probes, shown
-from small_loops import compiled_loop, host_loop, tiny
+from small_loops import LEARNERS, compiled_loop, host_loop, tiny
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import AgentState
-from qemrl.agents.names import VALUE_AGENTS
-from qemrl.agents.presets import PRESETS
 from qemrl.envs.box_probes import BOX_PROBES
 from qemrl.envs.hosted import hosted
 from qemrl.envs.probes import PROBES
@@ -37,8 +35,8 @@ MARKS = (0, 400, 800, 8_000)
 
 HOST_MARKS = (400, 600, 3_000)
 
-SWITCHED = (*VALUE_AGENTS, "td3", "dsac-mlp")
-"""Whose switches are tried. Those of the other actor-critics are the same code, and compiling them takes long."""
+SWITCHED = ("dqn", "c51", "qr-dqn", "qem-dqn", "iqn", "iqem-dqn", "td3", "dsac-mlp")
+"""Whose switches are tried. Those of the others are the same code, and compiling them takes long."""
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +209,7 @@ def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
 _system_of = cache(System)
 
 
-@pytest.fixture(scope="session", params=list(PRESETS))
+@pytest.fixture(scope="session", params=LEARNERS)
 def system(request: pytest.FixtureRequest) -> System:
     return _system_of(request.param)
 

@@ -26,6 +26,11 @@ TEMPERATURE = 0.01
 
 NAME = "contract/played-v0"
 
+EXPLORERS = ("qr-dqn-dltv", "qem-dqn-dltv", "qem-dqn-var")
+"""They learn what their parents learn, from whatever they do: tests/exploration is about the rest."""
+
+LEARNERS = [preset for preset in PRESETS if preset not in EXPLORERS]
+
 
 def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
     """The preset with networks and a pace for probes."""

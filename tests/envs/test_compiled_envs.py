@@ -14,7 +14,12 @@ from qemrl.envs.cartpole import MAX_POSITION, MAX_STEPS
 from qemrl.envs.catch import CatchState, catch
 from qemrl.envs.compiled import COMPILED, CompiledEnv, autoreset_step, is_compiled, make_compiled, time_limited
 
-SMALL = [env_id for env_id in COMPILED if not env_id.startswith("minatar/")]
+SOME_SIZES = ("jax/deep-sea-5", "jax/deep-sea-30", "jax/deep-sea-stochastic-7", "jax/chain-10", "jax/chain-100")
+SMALL = [
+    env_id
+    for env_id in COMPILED
+    if env_id in SOME_SIZES or not env_id.startswith(("minatar/", "jax/deep-sea", "jax/chain"))
+]
 
 
 def random_action(env: CompiledEnv, key):

@@ -252,4 +252,6 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         numbers["policy/temperature"] = temperature(params.log_temperature)
         return numbers
 
-    return Algorithm(init, lambda _: (), act, update, lambda _: (), NEVER, distribution, q, decide, inspect)
+    return Algorithm(
+        init, lambda _: (), act, lambda _: None, update, lambda _: (), NEVER, distribution, q, decide, inspect
+    )

@@ -62,6 +62,9 @@ class Algorithm(NamedTuple):
     act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Actions, Any]]
     """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
 
+    earned: Callable[[Any], Float[Array, " envs"] | None]
+    """From the acting state to what exploration adds to the rewards that the last actions are learned with, or None."""
+
     update: Callable[[AgentState, Batch, Key, Int[Array, ""]], tuple[Any, Any, Update]]
     """(state, batch, key, number of updates before) to params and learning after it."""
 

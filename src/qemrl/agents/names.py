@@ -7,6 +7,9 @@ VALUE_AGENTS: dict[str, str] = {
     "qem-dqn": "fixed quantiles, Q by QEM with the paper's V on Atari",
     "iqn": "quantiles at random levels, their mean is Q",
     "iqem-dqn": "quantiles at random levels, Q by QEM",
+    "qr-dqn-dltv": "as qr-dqn, explores by DLTV, the spread above the median",
+    "qem-dqn-dltv": "as qem-dqn, explores by DLTV",
+    "qem-dqn-var": "as qem-dqn, explores by QEM's standard deviation",
 }
 """For actions that are numbered."""
 

@@ -5,10 +5,19 @@ from typing import Any
 
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.estimators import ESTIMATORS
+from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Novelty, Optimism, PlainSpread, QEMSpread
 from qemrl.policies import AutomaticTemperature, FixedTemperature
 
 PARTS: dict[str, Mapping[str, Any]] = {
     "estimator": {name: preset.estimator for name, preset in ESTIMATORS.items()},
+    "exploration": {
+        "epsilon-greedy": EpsilonGreedy(),
+        "dltv": Optimism(LeftTruncatedSpread()),
+        "dltv-released": Optimism(LeftTruncatedSpread(released=True)),
+        "qem-spread": Optimism(QEMSpread()),
+        "plain-spread": Optimism(PlainSpread()),
+        "count": Optimism(Novelty()),
+    },
     "ensemble": {
         "elementwise-min": ElementwiseMin(),
         "smallest-critic": SmallestCritic(),

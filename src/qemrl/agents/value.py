@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -16,7 +17,7 @@ from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimiser import AdamConfig, begin, descend
 from qemrl.distributional.bellman import backup
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
-from qemrl.exploration import EpsilonGreedy, Situation, allowed
+from qemrl.exploration import EpsilonGreedy, Optimism, Situation, allowed
 from qemrl.networks.layers import Key
 from qemrl.networks.streams import ActionStreams, StreamConfig
 from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
@@ -61,7 +62,7 @@ class ValueConfig:
     estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
     """How a return distribution becomes Q, or a risk measure in its place: in acting and in the target's action."""
 
-    exploration: EpsilonGreedy = field(default_factory=EpsilonGreedy)
+    exploration: EpsilonGreedy | Optimism = field(default_factory=EpsilonGreedy)
     """How Q becomes an action."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -100,6 +101,7 @@ class ValueConfig:
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
         require_fit(self.estimator, self.representation)
+        self.exploration.require_fit(self.representation)
 
     def fitted(self, num_envs: int) -> "ValueConfig":
         """The same with a number of steps between copies that whole iterations of so many environments make up."""
@@ -140,7 +142,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         dist_key, choice_key = jax.random.split(key)
         dist = representation.evaluate(params.head, params.torso(view.observation), "act", dist_key)
         q = estimate(estimator, dist)
-        situation = Situation(view.observation, dist, q, view.mask, view.first, step)
+        situation = Situation(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
         return config.exploration.choose(acting, situation, choice_key, evaluating)
 
     def target_of(params: Network, target: Network, batch: Batch, key: Key) -> ReturnDist:
@@ -195,4 +197,5 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return numbers_of(estimator, representation, distribution(params, observation))
 
     every = config.target_every // config.update_every
-    return Algorithm(init, config.exploration.start, act, update, refresh, every, distribution, q, decide, inspect)
+    start, earned = partial(config.exploration.start, spec=spec), config.exploration.reward
+    return Algorithm(init, start, act, earned, update, refresh, every, distribution, q, decide, inspect)

@@ -12,7 +12,7 @@ from typing import Literal
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.estimators import QEM, TailVariance
-from qemrl.exploration import EpsilonGreedy
+from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Optimism, QEMSpread
 from qemrl.replay.config import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 
@@ -81,6 +81,23 @@ def iqem_dqn(domain: Numbered) -> ValueConfig:
     return replace(iqn(domain), estimator=QEM(order=4))
 
 
+def qr_dqn_dltv(domain: Numbered) -> ValueConfig:
+    """QR-DQN that explores by DLTV (Mavrin et al., 2019)."""
+    return replace(qr_dqn(domain), exploration=Optimism(LeftTruncatedSpread()))
+
+
+def qem_dqn_dltv(domain: Numbered) -> ValueConfig:
+    """QEM-DQN that explores by DLTV (section 5.3 of the QEM paper)."""
+    return replace(qem_dqn(domain), exploration=Optimism(LeftTruncatedSpread()))
+
+
+def qem_dqn_var(domain: Numbered) -> ValueConfig:
+    """QEM-DQN that explores by the standard deviation that QEM finds (section 5.3 of the QEM paper)."""
+    config = qem_dqn(domain)
+    assert isinstance(config.estimator, QEM)
+    return replace(config, exploration=Optimism(QEMSpread(config.estimator)))
+
+
 VALUE_PRESETS: dict[str, Callable[[Numbered], ValueConfig]] = {
     "dqn": dqn,
     "c51": c51,
@@ -88,5 +105,8 @@ VALUE_PRESETS: dict[str, Callable[[Numbered], ValueConfig]] = {
     "qem-dqn": qem_dqn,
     "iqn": iqn,
     "iqem-dqn": iqem_dqn,
+    "qr-dqn-dltv": qr_dqn_dltv,
+    "qem-dqn-dltv": qem_dqn_dltv,
+    "qem-dqn-var": qem_dqn_var,
 }
 """The family by name."""

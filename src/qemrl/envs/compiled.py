@@ -27,6 +27,9 @@ Action = Int[Array, ""] | Float[Array, "..."]
 PREFIXES = ("minatar/", "jax/", "probe/")
 """What the id of a compiled environment begins with; every other id is Gymnasium's."""
 
+DEEP_SEA_SIZES = range(5, 31)
+CHAIN_SIZES = (10, 20, 30, 50, 100)
+
 MINATAR_GAMES = ("breakout", "asterix", "freeway", "seaquest", "space_invaders")
 
 
@@ -96,6 +99,37 @@ def time_limited(env: CompiledEnv, max_steps: int) -> CompiledEnv:
     )
 
 
+class Withheld(NamedTuple):
+    """The state of an environment whose rewards are held back."""
+
+    inner: EnvState
+    reward: Float[Array, ""]
+    """What the episode has earned."""
+
+
+def sparse(env: CompiledEnv, env_id: str) -> CompiledEnv:
+    """The environment with all rewards of an episode paid in its last step: the same returns, and little to go by."""
+
+    def reset(key: PRNGKeyArray) -> tuple[Withheld, Array]:
+        inner, observation = env.reset(key)
+        return Withheld(inner, jnp.float32(0)), observation
+
+    def step(state: Withheld, action: Action, key: PRNGKeyArray) -> Outcome:
+        outcome = env.step(state.inner, action, key)
+        earned = state.reward + outcome.reward
+        paid = jnp.where(outcome.terminated | outcome.truncated, earned, jnp.float32(0))
+        return outcome._replace(state=Withheld(outcome.state, earned), reward=paid)
+
+    return replace(
+        env,
+        spec=env.spec._replace(id=env_id),
+        reset=reset,
+        step=step,
+        draw=lambda state: env.draw(state.inner),
+        mask=lambda state: env.mask(state.inner),
+    )
+
+
 def autoreset_step(
     env: CompiledEnv, state: EnvState, action: Action, key: PRNGKeyArray
 ) -> tuple[EnvState, Array, Outcome]:
@@ -141,6 +175,10 @@ def _minatar(game: str) -> CompiledEnv:
     return minatar(game)
 
 
+def _sparse_minatar(game: str) -> CompiledEnv:
+    return sparse(_minatar(game), f"minatar/{game}-sparse")
+
+
 def _cartpole() -> CompiledEnv:
     from qemrl.envs.cartpole import cartpole
 
@@ -151,6 +189,24 @@ def _catch() -> CompiledEnv:
     from qemrl.envs.catch import catch
 
     return catch()
+
+
+def _mountain_car() -> CompiledEnv:
+    from qemrl.envs.mountain_car import mountain_car
+
+    return mountain_car()
+
+
+def _deep_sea(size: int, stochastic: bool) -> CompiledEnv:
+    from qemrl.envs.deep_sea import deep_sea
+
+    return deep_sea(size, stochastic)
+
+
+def _chain(size: int) -> CompiledEnv:
+    from qemrl.envs.chain import chain
+
+    return chain(size)
 
 
 def _pendulum() -> CompiledEnv:
@@ -173,8 +229,13 @@ def _box_probe(name: str) -> CompiledEnv:
 
 COMPILED: dict[str, Callable[[], CompiledEnv]] = {
     **{f"minatar/{game}": partial(_minatar, game) for game in MINATAR_GAMES},
+    **{f"minatar/{game}-sparse": partial(_sparse_minatar, game) for game in MINATAR_GAMES},
     "jax/cartpole": _cartpole,
     "jax/catch": _catch,
+    "jax/mountain-car": _mountain_car,
+    **{f"jax/deep-sea-{size}": partial(_deep_sea, size, False) for size in DEEP_SEA_SIZES},
+    **{f"jax/deep-sea-stochastic-{size}": partial(_deep_sea, size, True) for size in DEEP_SEA_SIZES},
+    **{f"jax/chain-{size}": partial(_chain, size) for size in CHAIN_SIZES},
     "jax/pendulum": _pendulum,
     **{f"probe/{number}": partial(_probe, str(number)) for number in range(1, 9)},
     **{f"probe/c{number}": partial(_box_probe, f"c{number}") for number in range(1, 8)},

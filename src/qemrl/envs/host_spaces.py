@@ -22,7 +22,18 @@ def describe(env_id: str, observations: spaces.Space, actions: spaces.Space, sta
     """What an agent must know of an environment with these spaces."""
     num_actions, box = _describe_actions(env_id, actions)
     shape, dtype, low, high = _describe_observations(env_id, observations)
-    return EnvSpec(env_id, shape, dtype, num_actions, stacked_frames=stacked_frames, low=low, high=high, box=box)
+    states = int(observations.n) if isinstance(observations, spaces.Discrete) else None
+    return EnvSpec(
+        env_id,
+        shape,
+        dtype,
+        num_actions,
+        stacked_frames=stacked_frames,
+        low=low,
+        high=high,
+        num_states=states,
+        box=box,
+    )
 
 
 def _describe_observations(env_id: str, space: spaces.Space) -> tuple[tuple[int, ...], str, _Bounds, _Bounds]:

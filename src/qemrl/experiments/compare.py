@@ -20,6 +20,7 @@ from qemrl import figures
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.experiments.curves import Curve, draw, read_curve
+from qemrl.exploration import EpsilonGreedy
 from qemrl.serialization import to_json
 from qemrl.statistics import Interval, mean_interval
 from qemrl.training.config import RunConfig, configure, read_config
@@ -89,7 +90,9 @@ def _planned(preset: str, asked: Asked, folder: Path, explore_over: float | None
     num_seeds = DEFAULT_NUM_SEEDS if asked.num_seeds is None else asked.num_seeds
     config = configure(preset, asked.env, asked.steps, asked.seed or 0, num_seeds)
     if explore_over is not None and isinstance(config.agent, ValueConfig):
-        exploration = replace(config.agent.exploration, over_steps=max(1, int(explore_over * asked.steps)))
+        exploration = config.agent.exploration
+        if isinstance(exploration, EpsilonGreedy):
+            exploration = replace(exploration, over_steps=max(1, int(explore_over * asked.steps)))
         config = replace(config, agent=replace(config.agent, exploration=exploration))
     return dense(config)
 

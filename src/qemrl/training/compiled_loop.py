@@ -252,6 +252,8 @@ class CompiledLoop:
         states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(running.states, action, env_keys)
         ended = outcome.terminated | outcome.truncated
         reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.clip_rewards else outcome.reward
+        earned = self.algorithm.earned(acting)
+        reward = reward if earned is None else reward + earned
         stored = Step(
             running.observation,
             action,

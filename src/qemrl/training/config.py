@@ -25,7 +25,17 @@ from qemrl.estimators import (
     VaR,
     Wang,
 )
-from qemrl.exploration import EpsilonGreedy
+from qemrl.exploration import (
+    EpsilonGreedy,
+    LeftTruncatedSpread,
+    LinearDecay,
+    Novelty,
+    Optimism,
+    PlainSpread,
+    PowerDecay,
+    QEMSpread,
+    SqrtLogDecay,
+)
 from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay.config import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
@@ -135,6 +145,14 @@ REGISTRY: dict[str, type] = {
         AdamConfig,
         ReplayConfig,
         EpsilonGreedy,
+        Optimism,
+        LeftTruncatedSpread,
+        QEMSpread,
+        PlainSpread,
+        Novelty,
+        SqrtLogDecay,
+        PowerDecay,
+        LinearDecay,
         Scalar,
         Categorical,
         FixedQuantiles,

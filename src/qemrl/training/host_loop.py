@@ -59,7 +59,8 @@ class HostLoop:
         self.first = np.ones(pace.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        self._act = jax.jit(self._choose)
+        # What acting remembers can be large, as counts are: it is updated in place.
+        self._act = jax.jit(self._choose, donate_argnums=1)
         self._act_in_evaluation = make_act(algorithm, evaluating=True)
         # Parameters are not donated: acting goes on with the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
@@ -170,6 +171,8 @@ class HostLoop:
         with self._explained():
             result = self.envs.step(actions)
         reward = np.clip(result.reward, -1, 1) if self.clip_rewards else result.reward
+        earned = self.algorithm.earned(self.acting)
+        reward = reward if earned is None else reward + np.asarray(earned)
         step = Step(
             self.observation,
             actions,

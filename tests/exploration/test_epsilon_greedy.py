@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from qemrl.exploration import EpsilonGreedy, Situation, allowed, greedy
-from qemrl.types import ReturnDist
+from qemrl.types import EnvSpec, ReturnDist
+
+SPEC = EnvSpec("none", (1,), "float32", 4)
 
 
 def situation(q, mask=None, step: int = 0) -> Situation:
@@ -17,7 +19,7 @@ def situation(q, mask=None, step: int = 0) -> Situation:
 
 
 def choose(exploration: EpsilonGreedy, now: Situation, seed: int = 0, evaluating: bool = False) -> np.ndarray:
-    actions, state = exploration.choose(exploration.start(now.q.shape[0]), now, jax.random.key(seed), evaluating)
+    actions, state = exploration.choose(exploration.start(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating)
     assert state == ()
     assert actions.dtype == jnp.int32
     return np.asarray(actions)

@@ -1,10 +1,29 @@
 """Strictness for all tests: no silent broadcasting, no silent widening, and properties that repeat."""
 
+import os
+import shutil
+import tempfile
+
 import hypothesis
 import jax
+import pytest
 
+# Programs that several tests, workers or child processes need are compiled once in a session. Workers and children
+# inherit the folder; only the process that made it removes it.
+PROGRAMS = None
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    PROGRAMS = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="qemrl-programs-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    del config
+    if PROGRAMS is not None:
+        shutil.rmtree(PROGRAMS, ignore_errors=True)

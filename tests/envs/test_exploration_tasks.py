@@ -8,8 +8,9 @@ import pytest
 
 from qemrl.envs import compiled
 from qemrl.envs.chain import chain
+from qemrl.envs.chain import right_actions as chain_rights
 from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled, sparse
-from qemrl.envs.deep_sea import deep_sea
+from qemrl.envs.deep_sea import deep_sea, right_actions
 from qemrl.types import EnvSpec
 
 
@@ -45,8 +46,7 @@ def test_the_treasure_of_the_deep_sea_is_found_by_going_right_always():
     size = 6
     env, meant = deep_sea(size), actions_right(size)
     assert 0 < meant[:-1, :-1].mean() < 1  # which action is right differs from cell to cell
-    rng = np.random.default_rng(size)
-    right = rng.integers(2, size=(size, size))
+    right = right_actions(size)
     np.testing.assert_array_equal(meant[:-1, :-1], right[:-1, :-1])
     total, columns = dive(env, size, lambda row, column: right[row, column])
     assert columns == [0, 1, 2, 3, 4, 5]
@@ -62,7 +62,7 @@ def test_the_treasure_of_the_deep_sea_is_found_by_going_right_always():
 def test_the_stochastic_sea_sometimes_turns_right_into_left_and_has_noise_in_the_corners():
     size, tries = 8, 4000
     env = deep_sea(size, stochastic=True)
-    right = jnp.asarray(np.random.default_rng(size).integers(2, size=(size, size)), jnp.int32)
+    right = jnp.asarray(right_actions(size))
 
     def episode(key):
         def step(carry, now):
@@ -84,14 +84,15 @@ def test_the_stochastic_sea_sometimes_turns_right_into_left_and_has_noise_in_the
 
 def test_the_chain_pays_at_its_far_end():
     size = 10
-    env = chain(size)
-    for action, expected in ((1, 12.0), (0, 0.001 * (size + 9))):
+    env, rights = chain(size), chain_rights(size)
+    assert 0 < rights.mean() < 1  # which action is right differs from cell to cell
+    for actions, expected in ((rights, 12.0), (1 - rights, 0.001 * (size + 9))):
         step, (state, observation) = jax.jit(env.step), env.reset(jax.random.key(0))
         assert int(np.asarray(observation).argmax()) == 1
         rewards = []
         for number in range(size + 9):
-            outcome = step(state, jnp.int32(action), jax.random.key(0))
-            state = outcome.state
+            outcome = step(state, jnp.int32(actions[np.asarray(observation).argmax()]), jax.random.key(0))
+            state, observation = outcome.state, outcome.observation
             rewards.append(float(outcome.reward))
             assert bool(outcome.terminated) == (number == size + 8)
         assert sum(rewards) == pytest.approx(expected)

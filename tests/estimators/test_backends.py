@@ -33,6 +33,7 @@ ESTIMATORS = {
     "order 4, band": QEM(4, BandVariance(1.5, 0.45, 0.55)),
     "order 4, function": QEM(4, lambda levels: 1 + levels**2),
     "order 6": QEM(6, ConstantVariance(2.0)),
+    "auto": QEM(variance="auto"),
     "Legendre 4, tail": QEM(4, TailVariance(1.5), "legendre"),
     "Legendre 6": QEM(6, basis="legendre"),
 }

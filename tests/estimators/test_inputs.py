@@ -8,7 +8,16 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from qemrl import QEM, BandVariance, ConstantVariance, EmpiricalMean, TailVariance, crossing_rate, midpoints
+from qemrl import (
+    QEM,
+    BandVariance,
+    ConstantVariance,
+    EmpiricalMean,
+    SpacingVariance,
+    TailVariance,
+    crossing_rate,
+    midpoints,
+)
 
 LEVELS = midpoints(8)
 VALUES = np.arange(8.0)
@@ -88,6 +97,9 @@ def test_bad_probabilities(probs, message):
         (lambda: QEM(order=7), "order must be between 1 and 6, got 7"),
         (lambda: QEM(order=True), "order must be a whole number, got True"),
         (lambda: ConstantVariance(0.0), "positive and finite, got 0.0"),
+        (lambda: QEM(order=3, variance="auto"), "chooses order and basis, too: leave them out; got {'order': 3"),
+        (lambda: QEM(variance="auto", basis="legendre"), "leave them out; got .*'legendre'"),
+        (lambda: SpacingVariance(-0.5), "power must not be negative, got -0.5"),
         (lambda: TailVariance(-1.0), "positive and finite, got -1.0"),
         (lambda: TailVariance(1.5, tail=0.6), "at most 0.5, got tail=0.6"),
         (lambda: BandVariance(1.5, 0.6, 0.4), "low=0.6, high=0.4"),

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from qemrl import QEM, BandVariance, ConstantVariance, EmpiricalMean, TailVariance, midpoints, r_squared
+from qemrl import (
+    QEM,
+    BandVariance,
+    ConstantVariance,
+    EmpiricalMean,
+    SpacingVariance,
+    TailVariance,
+    midpoints,
+    r_squared,
+)
 
 
 def bowl(levels):
@@ -14,7 +23,14 @@ def bowl(levels):
     return 1 + 12 * (levels - 0.5) ** 2
 
 
-VARIANCES = [ConstantVariance(), ConstantVariance(7.0), TailVariance(1.5), BandVariance(3.0, 0.4, 0.6), bowl]
+VARIANCES = [
+    ConstantVariance(),
+    ConstantVariance(7.0),
+    TailVariance(1.5),
+    BandVariance(3.0, 0.4, 0.6),
+    SpacingVariance(),
+    bowl,
+]
 
 estimators = st.builds(QEM, st.integers(1, 6), st.sampled_from(VARIANCES), st.sampled_from(["hermite", "legendre"]))
 seeds = st.integers(0, 2**32 - 1)

@@ -3,7 +3,9 @@
 There are N cells in a row. An episode begins in the second and lasts N + 9 steps; actions go left or right. A step that
 ends in the first cell gives 0.001, one that ends in the last gives 1, all others nothing. The best policy goes right
 always and is in the last cell after N − 2 steps, for a return of 12. Episodes terminate: the time that is left is part
-of the task, as published, but it is not observed.
+of the task, as published, but it is not observed. Unlike the published chain, and as in deep sea, which of the two
+actions goes right is drawn for each cell, once for all: a network that has learned nothing often prefers one action
+everywhere, and would solve the task by chance.
 """
 
 from typing import NamedTuple
@@ -31,10 +33,16 @@ class ChainState(NamedTuple):
     steps: Int[Array, ""]
 
 
+def right_actions(size: int) -> Int[np.ndarray, " size"]:
+    """The action that goes right in each cell; the other one goes left."""
+    return np.random.default_rng(size).integers(2, size=size).astype(np.int32)
+
+
 def chain(size: int) -> CompiledEnv:
     """The chain of `size` cells; an observation has a true value in the place of the agent's."""
     if size < 3:
         raise ValueError(f"a chain of {size} cells has no way to go: give at least 3")
+    rights = right_actions(size)
 
     def reset(key: PRNGKeyArray) -> tuple[ChainState, Bool[Array, " cells"]]:
         del key
@@ -43,7 +51,7 @@ def chain(size: int) -> CompiledEnv:
 
     def step(state: ChainState, action: Action, key: PRNGKeyArray) -> Outcome:
         del key
-        move = jnp.where(action == 1, jnp.int32(1), jnp.int32(-1))
+        move = jnp.where(action == jnp.asarray(rights)[state.cell], jnp.int32(1), jnp.int32(-1))
         cell, steps = jnp.clip(state.cell + move, 0, size - 1), state.steps + 1
         far = jnp.where(cell == size - 1, jnp.float32(1), jnp.float32(0))
         reward = jnp.where(cell == 0, jnp.float32(SMALL_REWARD), far)

@@ -35,13 +35,16 @@ class DeepSeaState(NamedTuple):
     column: Int[Array, ""]
 
 
+def right_actions(size: int) -> Int[np.ndarray, "size size"]:
+    """The action that goes right in each cell, by row and column; the other one goes left."""
+    return np.random.default_rng(size).integers(2, size=(size, size)).astype(np.int32)
+
+
 def deep_sea(size: int, stochastic: bool = False) -> CompiledEnv:
     """Deep sea with `size` rows; an observation has a true value in the place of the diver's cell."""
     if size < 2:
         raise ValueError(f"a sea of size {size} is not deep: give at least 2")
-    cells = size * size
-    # Where action 1 means right; elsewhere action 0 does.
-    right_is_one = np.random.default_rng(size).integers(2, size=(size, size)).astype(bool)
+    cells, rights = size * size, right_actions(size)
 
     def reset(key: PRNGKeyArray) -> tuple[DeepSeaState, Bool[Array, " cells"]]:
         del key
@@ -49,7 +52,7 @@ def deep_sea(size: int, stochastic: bool = False) -> CompiledEnv:
         return state, show(state)
 
     def step(state: DeepSeaState, action: Action, key: PRNGKeyArray) -> Outcome:
-        right = (action == 1) == jnp.asarray(right_is_one)[state.row, state.column]
+        right = action == jnp.asarray(rights)[state.row, state.column]
         cost = jnp.where(right, jnp.float32(MOVE_COST / size), jnp.float32(0))
         ends = state.row == size - 1
         reward = jnp.where(ends & right & (state.column == size - 1), jnp.float32(1), jnp.float32(0)) - cost

@@ -26,7 +26,14 @@ from qemrl.estimators.levels import (
 from qemrl.estimators.noise import IndependentNoise, Noise, SampleQuantileNoise, SGDNoise
 from qemrl.estimators.presets import ESTIMATORS, EstimatorPreset
 from qemrl.estimators.risk import CPW, CVaR, MeanStd, VaR, Wang
-from qemrl.estimators.variance import BandVariance, ConstantVariance, TailVariance, VarianceModel
+from qemrl.estimators.variance import (
+    BandVariance,
+    ConstantVariance,
+    SpacingVariance,
+    TailVariance,
+    VarianceModel,
+    cells,
+)
 
 __all__ = [
     "CPW",
@@ -48,12 +55,14 @@ __all__ = [
     "Noise",
     "SGDNoise",
     "SampleQuantileNoise",
+    "SpacingVariance",
     "Statistic",
     "TailVariance",
     "VaR",
     "VarianceModel",
     "Wang",
     "antithetic_levels",
+    "cells",
     "crossing_rate",
     "cumulative_levels",
     "efficiency",

@@ -7,9 +7,9 @@ and say how much probability each quantile stands for; without them each stands 
 Results come in the array library, dtype and device of `values`. Bad input raises ValueError (see `inputs`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
 from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
 from qemrl.estimators.least_squares import fixed_weights, sampled_mean_weights, sampled_weights
-from qemrl.estimators.variance import ConstantVariance, VarianceModel
+from qemrl.estimators.variance import ConstantVariance, SpacingVariance, VarianceModel
 
 MAX_ORDER = 6
 
@@ -99,13 +99,15 @@ class QEM:
     order: int = 4
     """The number of columns, 1 to 6. The paper's default is 4: location, scale, skewness, kurtosis."""
 
-    variance: VarianceModel = ConstantVariance()
-    """V: how noisy the quantile at each level is."""
+    variance: VarianceModel | Literal["auto"] = ConstantVariance()
+    """V: how noisy the quantile at each level is. "auto" stands for `AUTO`, a choice of all three fields."""
 
     basis: BasisName = "hermite"
     """`hermite`: He_0 … He_{order−1} of z = Φ⁻¹(τ), the paper's choice. `legendre`: shifted Legendre in τ."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.variance, str):
+            self._take_auto()
         if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer):
             raise ValueError(f"order must be a whole number, got {self.order!r}")
         if not 1 <= self.order <= MAX_ORDER:
@@ -119,6 +121,16 @@ class QEM:
         except TypeError:
             kind = type(self.variance).__name__
             raise ValueError(f"weights are kept by variance, so {kind} must be hashable: freeze it") from None
+
+    def _take_auto(self) -> None:
+        if self.variance != "auto":
+            raise ValueError(f"variance must be a function from levels to variances, or 'auto'; got {self.variance!r}")
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "variance"}
+        chosen = {field.name: field.default for field in fields(self) if field.name != "variance"}
+        if given != chosen:
+            raise ValueError(f"variance='auto' chooses order and basis, too: leave them out; got {given}")
+        for name, value in AUTO.items():
+            object.__setattr__(self, name, value)
 
     def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch order n"]:
         """The weights W of each coefficient; `coefficients` are W θ."""
@@ -202,6 +214,7 @@ class QEM:
         levels, probs, _ = known
         if probs is None and isinstance(self.variance, ConstantVariance):
             return None
+        assert not isinstance(self.variance, str)  # "auto" is replaced when a QEM is made
         variances = self.variance(levels) + 0 * levels
         if backend.is_on_host(variances):
             numbers = backend.read(variances)
@@ -209,6 +222,13 @@ class QEM:
             if not good.all():
                 raise ValueError(f"variances must be positive and finite, got {numbers[~good][0]}")
         return (1 if probs is None else probs) / variances
+
+
+AUTO: dict[str, Any] = {"order": 2, "variance": SpacingVariance(0.5), "basis": "legendre"}
+"""What `QEM(variance="auto")` is: safe at random, stratified and fixed levels alike.
+
+At midpoints it is the plain mean. At random levels a straight line in τ, which bounded columns keep from erring wildly,
+removes most of the error of the draw."""
 
 
 @lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ ESTIMATORS: dict[str, EstimatorPreset] = {
     "qem-frozen-lake": EstimatorPreset(
         QEM(variance=BandVariance(1.5, 0.45, 0.55)), "order 4, the paper's V on FrozenLake"
     ),
+    "qem-auto": EstimatorPreset(QEM(variance="auto"), "a line in the level, V from the spacing of the levels"),
     "qem-legendre": EstimatorPreset(QEM(basis="legendre"), "order 4 in shifted Legendre polynomials of the level"),
     "cvar": EstimatorPreset(CVaR(), "risk: the mean of the worst quarter of returns"),
     "var": EstimatorPreset(VaR(), "risk: the quantile at the level 0.25"),

@@ -88,6 +88,41 @@ class BandVariance:
         return _choose(inside, self.value, 1.0, levels)
 
 
+@dataclass(frozen=True)
+class SpacingVariance:
+    """The less, the more of [0, 1] a level stands for: (N · cell)^−power, for levels that were drawn at random.
+
+    The cell of a level reaches half-way to its neighbours, or to the end of [0, 1]. Where levels are crowded, each says
+    little that the others do not: with a power of 1 they count as much as their cells, which is the trapezoidal rule,
+    with 0 all count the same. Between the two lies what errors of the quantiles themselves suffer least from.
+    At midpoints all cells are equal, and so are the variances.
+    """
+
+    power: float = 0.5
+    """How much the cells count."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.power) and self.power >= 0):
+            raise ValueError(f"a larger cell must not count less: power must not be negative, got {self.power}")
+
+    def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        """The variances, one for each level."""
+        return (levels.shape[-1] * cells(levels)) ** -self.power
+
+
+def cells(levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """How much of [0, 1] is nearest to each level; they add up to one where no two levels are equal.
+
+    By comparing all pairs: for the few dozen levels that agents draw, this is quicker than sorting.
+    """
+    xp = namespace(levels)
+    own, other = levels[..., :, None], levels[..., None, :]
+    # The mirror images beyond 0 and 1 are as far as no level is.
+    above = xp.min(xp.where(other > own, other, 2 - own), axis=-1)
+    below = xp.max(xp.where(other < own, other, -own), axis=-1)
+    return (above - below) / 2
+
+
 def _choose(condition: Array, yes: float, no: float, levels: Array) -> Array:
     xp = namespace(levels)
     return xp.where(condition, xp.full_like(levels, yes), xp.full_like(levels, no))

@@ -21,6 +21,7 @@ ITEMS: tuple[Item, ...] = (
     Item("toy-exponential", "Figure 2(b, c)", "how often the wrong action wins", _later("toy_exponential")),
     Item("chain", "Figure 3", "errors of learned quantiles, level by level", _later("chain_item")),
     Item("frozen-lake", "Section 5.1", "QDRL and QEMRL against the exact truth", _later("frozen_lake")),
+    Item("exploration", "Section 5.3", "bonuses where chance fails: DLTV, QEM, counts", _later("exploration_item")),
     Item("model-selection", "Appendix C", "R² of expansions, and the collinear Model 4", _later("model_selection")),
     Item("table-4", "Table 4", "the paper's condition f, and what it misses", _later("table_4")),
     Item("variance-ratio", "ours", "Var(mean)/Var(QEM), independent errors", _later("variance_ratio")),

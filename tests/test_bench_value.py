@@ -25,6 +25,7 @@ from qemrl.bench.iterations import (
 from qemrl.bench.qemrl_value import TASKS, settings, take_turn
 from qemrl.bench.roofline import layer_multiply_adds, matrix_multiply_peak, update_operations
 from qemrl.cli import main
+from qemrl.exploration import EpsilonGreedy
 from qemrl.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.training.loops import describe_environment
 
@@ -111,6 +112,7 @@ def test_both_sides_have_the_same_tasks_and_settings():
         assert isinstance(agent, ValueConfig)
         assert agent.batch_size == peer_turns.VALUE["batch_size"]
         assert agent.learning_starts == peer_turns.LEARNING_STARTS
+        assert isinstance(agent.exploration, EpsilonGreedy)
         assert agent.exploration.initial == agent.exploration.final == peer_turns.VALUE["exploration_initial_eps"]
     with pytest.raises(ValueError, match="no task 'atari': choose from cartpole, pong, minatar"):
         settings("atari")

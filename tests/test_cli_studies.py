@@ -11,6 +11,7 @@ import pytest
 
 from qemrl import api
 from qemrl.agents.value import ValueConfig
+from qemrl.exploration import EpsilonGreedy
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 
@@ -42,6 +43,7 @@ def test_the_demo_trains_draws_and_does_not_train_again(tmp_path):
     assert len(evaluated) == 2 * 2 * 12
     agent = api.load(tmp_path / "demo" / "qr-dqn", seed=1).config.agent
     assert isinstance(agent, ValueConfig)
+    assert isinstance(agent.exploration, EpsilonGreedy)
     assert agent.exploration.over_steps == 300
 
 

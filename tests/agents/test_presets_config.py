@@ -15,7 +15,7 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, TailVariance, VaR, Wang
-from qemrl.exploration import LeftTruncatedSpread, Optimism, QEMSpread, SqrtLogDecay
+from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Optimism, QEMSpread, SqrtLogDecay
 from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay import ReplayConfig
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
@@ -155,6 +155,7 @@ def test_the_atari_settings_are_those_of_the_papers_table():
         assert config.replay == ReplayConfig(1_000_000)
         assert config.network.hidden == (512,)
         assert config.clip_rewards
+        assert isinstance(config.exploration, EpsilonGreedy)
         assert config.exploration.final == 0.01
     assert VALUE_PRESETS["c51"]("atari").optimiser == AdamConfig(2.5e-4, 0.01 / 32)
 

@@ -35,7 +35,7 @@ MARKS = (0, 400, 800, 8_000)
 
 HOST_MARKS = (400, 600, 3_000)
 
-SWITCHED = ("dqn", "c51", "qr-dqn", "qem-dqn", "iqn", "iqem-dqn", "td3", "dsac-mlp")
+SWITCHED = ("dqn", "c51", "qem-dqn", "iqem-dqn", "td3", "dsac-mlp")
 """Whose switches are tried. Those of the others are the same code, and compiling them takes long."""
 
 

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from qemrl.envs.atari import ATARI_PROTOCOLS, AreaResize, AtariProtocol, make_atari, protocol_for
 from qemrl.envs.host import HostEnvs, make_host_envs
+from qemrl.types import EnvSpec
 
 PLAIN = AtariProtocol("plain", noop_max=0)
 
@@ -85,7 +86,7 @@ def test_an_action_lasts_four_frames_whatever_the_id_says():
 
 def test_the_spec_of_a_game_says_frames_are_stacked():
     spec = make_host_envs("ALE/Qbert-v5", 1).spec
-    assert spec == ("ALE/Qbert-v5", (4, 84, 84), "uint8", 6, False, 4, None, None, None)
+    assert spec == EnvSpec("ALE/Qbert-v5", (4, 84, 84), "uint8", 6, stacked_frames=4)
     small = replace(protocol_for("ALE/Pong-v5"), screen=42, stack=2, grayscale=False, full_action_space=True)
     spec = make_host_envs("ALE/Pong-v5", 1, protocol=small).spec
     assert (spec.observation_shape, spec.num_actions, spec.stacked_frames) == ((2, 42, 42, 3), 18, 2)

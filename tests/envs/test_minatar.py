@@ -9,6 +9,7 @@ import pytest
 
 from qemrl.envs.compiled import MINATAR_GAMES, CompiledEnv, autoreset_step, make_compiled
 from qemrl.envs.minatar import COLOURS, FIXED_STARTS, MAX_STEPS, minatar
+from qemrl.types import EnvSpec
 
 pgx: Any = pytest.importorskip("pgx")
 
@@ -48,7 +49,7 @@ def random_play(env: CompiledEnv, steps: int):
 def test_specs_are_those_of_the_games(game):
     env = make_compiled(f"minatar/{game}")
     channels, actions = CHANNELS_AND_ACTIONS[game]
-    assert env.spec == (f"minatar/{game}", (10, 10, channels), "bool", actions, False, 1, None, None, None)
+    assert env.spec == EnvSpec(f"minatar/{game}", (10, 10, channels), "bool", actions)
     observation = jax.eval_shape(env.reset, jax.random.key(0))[1]
     assert (observation.shape, observation.dtype) == (env.spec.observation_shape, bool)
 

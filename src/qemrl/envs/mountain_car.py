@@ -4,6 +4,8 @@ The same physics, start, rewards, goal and 200-step truncation (Moore, 1990); in
 keeps its state in float64 and rounds what it shows. A policy that chooses at random practically never arrives.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,8 +59,8 @@ def _draw(state: Physical) -> UInt8[np.ndarray, "height width 3"]:
     rows, columns = np.mgrid[:HEIGHT, :WIDTH]
     place = LEFT + (RIGHT - LEFT) * columns / (WIDTH - 1)
 
-    def row_of(position: np.ndarray | float) -> np.ndarray:
-        return HEIGHT * (0.5 - 0.35 * np.sin(3 * np.asarray(position)))
+    def row_of(position: Any) -> Any:
+        return HEIGHT * (0.5 - 0.35 * np.sin(3 * position))
 
     picture = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
     picture[rows >= row_of(place)] = (150, 160, 140)

@@ -25,17 +25,20 @@ HARD = "deep-sea-10"
 MOST, HALF = 0.89, 0.5
 """The rules: "solved" is 18 of 20 seeds, "fails" is fewer than half of them."""
 
+SOME = {"smoke": ARMS[:3]}
+"""The arms of a scale that has not all of them: each is a program to compile."""
+
 Outcomes = dict[tuple[str, str], Outcome]
 
 
 def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
     """Train every arm on every task."""
-    tasks, num_seeds = TASKS[scale], SEEDS[scale]
-    whole = sum(task.steps for task in tasks) * len(ARMS)
+    tasks, arms, num_seeds = TASKS[scale], SOME.get(scale, ARMS), SEEDS[scale]
+    whole = sum(task.steps for task in tasks) * len(arms)
     results: Outcomes = {}
     done = 0
     for task in tasks:
-        for arm in ARMS:
+        for arm in arms:
             begun, share = done / whole, task.steps / whole
             results[task.name, arm] = explore(
                 arm, task, seed * 1_000, num_seeds, lambda x, b=begun, s=share: tick(b + s * x)
@@ -54,10 +57,14 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
     return Result(_rows(tasks, results), _draw(tasks, results), _claims(tasks, results), notes)
 
 
+def _arms(results: Outcomes) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(arm for _, arm in results))
+
+
 def _rows(tasks: tuple[Task, ...], results: Outcomes) -> list[dict[str, Any]]:
     rows = []
     for task in tasks:
-        for arm in ARMS:
+        for arm in _arms(results):
             outcome = results[task.name, arm]
             count = len(outcome.solved)
             measures = {
@@ -91,7 +98,7 @@ def _claims(tasks: tuple[Task, ...], results: Outcomes) -> list[Claim]:
             judge(sooner, above=0.0),
         )
     ]
-    for arm in ARMS[1:]:
+    for arm in _arms(results)[1:]:
         gain = difference(arm, "ε-greedy")
         claims.append(
             Claim(
@@ -142,8 +149,8 @@ def _draw(tasks: tuple[Task, ...], results: Outcomes) -> Figure:
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(7.2, 0.5 * len(tasks) + 1.6), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        for place, arm in enumerate(ARMS):
-            look, shift = LOOKS[place], (place - (len(ARMS) - 1) / 2) * 0.14
+        for place, arm in enumerate(_arms(results)):
+            look, shift = LOOKS[place], (place - (len(_arms(results)) - 1) / 2) * 0.14
             for number, task in enumerate(tasks):
                 outcome = results[task.name, arm]
                 measures = (
@@ -159,7 +166,7 @@ def _draw(tasks: tuple[Task, ...], results: Outcomes) -> Figure:
         left.invert_yaxis()
         for axis in (left, right):
             light_grid(axis, "x")
-        handles = [entry(LOOKS[place]._replace(line=""), arm) for place, arm in enumerate(ARMS)]
+        handles = [entry(LOOKS[place]._replace(line=""), arm) for place, arm in enumerate(_arms(results))]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(ARMS), frameon=False, fontsize=8)
         heading(figure, "Exploration: which bonus finds what chance does not")
     return figure

@@ -177,24 +177,36 @@ class FixedQuantiles:
     kappa: float = 1.0
     """Where the quantile Huber loss turns from quadratic to linear; 0 gives exact quantile regression."""
 
+    num_heads: int = 1
+    """Sets of quantiles on the same features, each of which learns from its own greedy action.
+
+    They act on their mean. How much they disagree can be V (`HeadsVariance`).
+    """
+
     def __post_init__(self) -> None:
         _require_at_least("num_quantiles", self.num_quantiles, 1)
+        _require_at_least("num_heads", self.num_heads, 1)
         _require_kappa(self.kappa)
 
     def head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
-        """N outputs for each action."""
-        return make_streams(features, self.num_quantiles, key)
+        """N outputs for each action and head."""
+        return make_streams(features, self.num_heads * self.num_quantiles, key)
 
     def evaluate(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The quantiles."""
         del purpose
-        return ReturnDist(head(features, key)[:, None], midpoints(self.num_quantiles))
+        return ReturnDist(self._by_head(head(features, key)), midpoints(self.num_quantiles))
+
+    def _by_head(self, outputs: Float[Array, "batch actions outputs"]) -> Float[Array, "batch members actions n"]:
+        if self.num_heads == 1:
+            return outputs[:, None]
+        return outputs.reshape(*outputs.shape[:2], self.num_heads, self.num_quantiles).swapaxes(1, 2)
 
     def loss(
         self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key
     ) -> Float[Array, "batch members"]:
         """The quantile Huber loss: summed over own levels, averaged over the target's atoms."""
-        values = taken(head(features, key), actions)[:, None]
+        values = taken(head(features, key), actions).reshape(-1, self.num_heads, self.num_quantiles)
         levels = jnp.asarray(midpoints(self.num_quantiles), jnp.float32)
         return quantile_huber(values, levels, target.values, _target_probs(target), self.kappa)
 

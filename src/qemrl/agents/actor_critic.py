@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
+from qemrl.agents.beliefs import Beliefs, evidence_of, look, needs_of
+from qemrl.agents.beliefs import begin as begin_beliefs
 from qemrl.agents.estimates import estimate, numbers_of
 from qemrl.agents.names import VALUE_AGENTS
 from qemrl.agents.optimiser import begin, descend
@@ -41,6 +43,9 @@ class ActorCritic(eqx.Module):
     critics: tuple[Critic, ...]
     log_temperature: Float[Array, ""] | None
     """None where the temperature is fixed."""
+
+    beliefs: Beliefs | None = None
+    """What V is estimated from, where it is."""
 
 
 class Learning(NamedTuple):
@@ -74,7 +79,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
             f"The value presets are for such environments: {', '.join(VALUE_AGENTS)}"
         )
     box, representation, estimator, policy = spec.box, config.representation, config.estimator, config.policy
-    network, ensemble, components = config.network, config.ensemble, len(box.low)
+    network, ensemble, components, needs = config.network, config.ensemble, len(box.low), needs_of(estimator)
     usual = config.optimiser.make()
     critic_optimiser = representation.optimiser(usual)
     streams = StreamConfig(network.critic_hidden, dueling=False, noisy=False, layer_norm=network.layer_norm)
@@ -106,7 +111,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
             begin(usual, actor),
             begin(usual, log_temperature),
         )
-        return AgentState(ActorCritic(actor, critics, log_temperature), learning, ())
+        beliefs = begin_beliefs(estimator, representation, spec, None)
+        return AgentState(ActorCritic(actor, critics, log_temperature, beliefs), learning, ())
 
     def act(
         params: ActorCritic, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
@@ -143,7 +149,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         choice = policy.follow(actor(batch.next_observation), action_key)
         critics = state.learning.target_critics
         dist = judged(critics, batch.next_observation, choice.action, "target", target_key)
-        together = ensemble.target(dist, estimate(estimator, dist))
+        together = ensemble.target(dist, estimate(estimator, dist, evidence_of(state.params.beliefs, dist, needs)))
         entropy = -temperature(state.params.log_temperature) * choice.log_prob
         soft = together._replace(values=together.values + entropy[:, None, None])
         return jax.lax.stop_gradient(backup(soft, batch.reward, batch.discount))
@@ -160,12 +166,15 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         return jnp.mean(batch.weight * total), total
 
     def policy_loss(
-        actor: PolicyNetwork, critics: tuple[Critic, ...], alpha: Float[Array, ""], batch: Batch, key: Key
+        actor: PolicyNetwork, params: ActorCritic, alpha: Float[Array, ""], batch: Batch, key: Key
     ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         """The mean of α log π − Q, and log π."""
         action_key, level_key = jax.random.split(key)
         choice = policy.sample(actor(batch.observation), action_key)
-        q = estimate(estimator, judged(critics, batch.observation, choice.action, "act", level_key))
+        dist = judged(params.critics, batch.observation, choice.action, "act", level_key)
+        # V is given: the policy climbs the estimate, and not the evidence.
+        evidence = jax.lax.stop_gradient(evidence_of(params.beliefs, dist, needs))
+        q = estimate(estimator, dist, evidence)
         return jnp.mean(batch.weight * (alpha * choice.log_prob - ensemble.value(q))), choice.log_prob
 
     def improve(
@@ -173,7 +182,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
     ) -> tuple[PolicyNetwork, Float[Array, ""] | None, Learning]:
         """The policy and the temperature after a step each, and target networks that have moved."""
         alpha = temperature(params.log_temperature)
-        gradient, log_prob = jax.grad(policy_loss, has_aux=True)(params.policy, params.critics, alpha, batch, key)
+        gradient, log_prob = jax.grad(policy_loss, has_aux=True)(params.policy, params, alpha, batch, key)
         actor, policy_optimiser = descend(usual, gradient, learning.policy_optimiser, params.policy)
         log_temperature, temperature_optimiser = params.log_temperature, learning.temperature_optimiser
         if isinstance(config.temperature, AutomaticTemperature):
@@ -205,7 +214,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         gradients = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, losses), gradient = gradients(params.critics, batch, goal, critic_key)
         critics, optimiser = descend(critic_optimiser, gradient, learning.critic_optimiser, params.critics)
-        params = ActorCritic(params.policy, critics, params.log_temperature)
+        beliefs = learned(params, batch, goal, critic_key, number)
+        params = ActorCritic(params.policy, critics, params.log_temperature, beliefs)
         learning = learning._replace(critic_optimiser=optimiser)
         if config.policy_every == 1:
             actor, log_temperature, learning = improve(params, learning, batch, policy_key)
@@ -215,7 +225,27 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
                 lambda: improve(params, learning, batch, policy_key),
                 lambda: (params.policy, params.log_temperature, learning),
             )
-        return ActorCritic(actor, critics, log_temperature), learning, Update(loss, jnp.sqrt(losses))
+        return ActorCritic(actor, critics, log_temperature, beliefs), learning, Update(loss, jnp.sqrt(losses))
+
+    def learned(
+        params: ActorCritic, batch: Batch, goal: ReturnDist, key: Key, number: Int[Array, ""]
+    ) -> Beliefs | None:
+        """What is remembered after an update."""
+        beliefs = params.beliefs
+        if beliefs is None:
+            return None
+
+        def predict() -> tuple[ReturnDist, ReturnDist]:
+            action = from_box(box, batch.action)
+            dist = judged(params.critics, batch.observation, action, "target", jax.random.fold_in(key, 1))
+            shape = (*dist.values.shape[:2], goal.values.shape[-1])
+            return dist, goal._replace(values=jnp.broadcast_to(goal.values, shape))
+
+        beliefs = look(beliefs, number, getattr(representation, "kappa", 1.0), predict)
+        if beliefs.step is not None:
+            steps = config.learning_starts + number.astype(jnp.float32) * config.update_every
+            beliefs = beliefs._replace(step=steps)
+        return beliefs
 
     def distribution(params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         action = policy.mode(params.policy(observation)) if actions is None else from_box(box, actions)
@@ -223,7 +253,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         return ReturnDist(values[:, :, None], levels, probs)
 
     def q(params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
-        members = estimate(estimator, distribution(params, observation))[:, :, 0]
+        dist = distribution(params, observation)
+        members = estimate(estimator, dist, evidence_of(params.beliefs, dist, needs))[:, :, 0]
         return ensemble.value(members)[:, None]
 
     def decide(params: ActorCritic, observation: Any, mask: None, risk: Statistic | None) -> Float[Array, "batch ..."]:
@@ -245,7 +276,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         return to_box(box, jnp.take_along_axis(candidates, chosen[None, :, None], axis=0)[0])
 
     def inspect(params: ActorCritic, observation: Any) -> dict[str, Float[Array, ""]]:
-        numbers = numbers_of(estimator, representation, distribution(params, observation))
+        dist = distribution(params, observation)
+        numbers = numbers_of(estimator, representation, dist, evidence_of(params.beliefs, dist, needs))
         choice = policy.sample(params.policy(observation), jax.random.key(0))
         if isinstance(policy, TanhGaussian):
             numbers["policy/entropy"] = -jnp.mean(choice.log_prob)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from qemrl.agents.beliefs import require_evidence
 from qemrl.agents.estimates import require_fit
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
@@ -97,6 +98,7 @@ class ActorCriticConfig:
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
         require_fit(self.estimator, self.representation)
+        require_evidence(self.estimator, self.representation, self.ensemble.size, numbered=False)
         if isinstance(self.ensemble, PooledTruncation) and isinstance(self.representation, Scalar):
             raise ValueError("PooledTruncation pools atoms, and Scalar has none; use quantiles with it")
         if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):

@@ -5,13 +5,15 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qemrl.estimators import QEM, EmpiricalMean, Statistic, crossing_rate, r_squared
+from qemrl.estimators import QEM, EmpiricalMean, Evidence, Statistic, crossing_rate, r_squared
 from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.types import ReturnDist
 
 
-def estimate(estimator: Statistic, dist: ReturnDist) -> Float[Array, "*batch"]:
+def estimate(estimator: Statistic, dist: ReturnDist, evidence: Evidence | None = None) -> Float[Array, "*batch"]:
     """Q: the one place where a return distribution becomes a number."""
+    if isinstance(estimator, QEM) and estimator.needs:
+        return estimator.mean(dist.values, dist.levels, dist.probs, evidence)
     return estimator.mean(dist.values, dist.levels, dist.probs)
 
 
@@ -36,17 +38,19 @@ def require_fit(estimator: Any, representation: Any) -> None:
             raise ValueError(f"QEM of order {estimator.order} needs at least as many quantiles, got {field}={count}")
 
 
-def numbers_of(estimator: Statistic, representation: Any, dist: ReturnDist) -> dict[str, Float[Array, ""]]:
+def numbers_of(
+    estimator: Statistic, representation: Any, dist: ReturnDist, evidence: Evidence | None = None
+) -> dict[str, Float[Array, ""]]:
     """What the distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean."""
-    numbers = {"dist/q": jnp.mean(estimate(estimator, dist))}
+    numbers = {"dist/q": jnp.mean(estimate(estimator, dist, evidence))}
     if isinstance(representation, FixedQuantiles | ImplicitQuantiles):
         count = dist.values.shape[-1]
         qem = estimator if isinstance(estimator, QEM) else QEM(order=min(4, count))
         numbers["dist/crossing_rate"] = (
             jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
         )
-        numbers["dist/r_squared"] = jnp.mean(r_squared(qem, dist.values, dist.levels))
-        difference = qem.mean(dist.values, dist.levels) - EmpiricalMean().mean(dist.values, dist.levels)
+        numbers["dist/r_squared"] = jnp.mean(r_squared(qem.without_evidence, dist.values, dist.levels))
+        difference = qem.mean(dist.values, dist.levels, None, evidence) - EmpiricalMean().mean(dist.values, dist.levels)
         numbers["dist/qem_minus_mean"] = jnp.mean(difference)
         numbers["dist/std"] = jnp.mean(jnp.std(dist.values, axis=-1))
     return numbers

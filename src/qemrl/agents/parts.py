@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from qemrl.agents.averaging import Online, SlowCopy, Snapshots
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.estimators import ESTIMATORS
 from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Novelty, Optimism, PlainSpread, QEMSpread
@@ -10,6 +11,7 @@ from qemrl.policies import AutomaticTemperature, FixedTemperature
 
 PARTS: dict[str, Mapping[str, Any]] = {
     "estimator": {name: preset.estimator for name, preset in ESTIMATORS.items()},
+    "averaging": {"online": Online(), "slow-copy": SlowCopy(), "snapshots": Snapshots()},
     "exploration": {
         "epsilon-greedy": EpsilonGreedy(),
         "dltv": Optimism(LeftTruncatedSpread()),

@@ -154,7 +154,7 @@ def measure_shares(
     for task, config in configs.items():
         tell(f"an update of {task}")
         spec = SPECS[task]
-        network = jax.eval_shape(make_agent(config, spec).init, jax.random.key(0)).params
+        network = jax.eval_shape(make_agent(config, spec).init, jax.random.key(0)).params.network
         operations = update_operations(network, spec, config.batch_size)
         times = time_in_turns({task: make_update(config, spec)}, jax.block_until_ready, rounds)
         lines.append(share_of(task, operations, times[task], peak))

@@ -14,6 +14,15 @@ from qemrl.estimators.diagnostics import (
     variance_reduction,
 )
 from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments, Statistic
+from qemrl.estimators.evidence import (
+    CountedVariance,
+    DecayingVariance,
+    EstimatedVariance,
+    Evidence,
+    HeadsVariance,
+    ResidualVariance,
+    SparsityVariance,
+)
 from qemrl.estimators.laws import LAWS, Law, normal_mixture
 from qemrl.estimators.levels import (
     CumulativeLevels,
@@ -44,18 +53,25 @@ __all__ = [
     "BiasVariance",
     "CVaR",
     "ConstantVariance",
+    "CountedVariance",
     "CumulativeLevels",
+    "DecayingVariance",
     "EmpiricalMean",
+    "EstimatedVariance",
     "Estimator",
     "EstimatorPreset",
+    "Evidence",
+    "HeadsVariance",
     "IndependentNoise",
     "Law",
     "MeanStd",
     "Moments",
     "Noise",
+    "ResidualVariance",
     "SGDNoise",
     "SampleQuantileNoise",
     "SpacingVariance",
+    "SparsityVariance",
     "Statistic",
     "TailVariance",
     "VaR",

@@ -79,6 +79,32 @@ def like(array: Array, model: Array, name: str) -> Array:
     raise ValueError(f"{name} are a {type(array).__name__}, but the values are a {type(model).__name__}")
 
 
+def scalar(number: Any, model: Array) -> Array:
+    """A number, or an array without axes, in the library, dtype and device of `model`."""
+    if compat.is_array_api_obj(number) and namespace(number) is namespace(model):
+        return in_dtype(number, model.dtype)
+    return constant(np.asarray(number, dtype=np.float64), model)
+
+
+def eye(size: int, model: Array) -> Array:
+    """The identity matrix in the library, dtype and device of `model`."""
+    return constant(np.eye(size), model)
+
+
+def lifted(array: Array, rank: int) -> Array:
+    """`array` with axes of size one before its own, up to `rank` in all."""
+    missing = rank - array.ndim
+    return array if missing <= 0 else namespace(array).reshape(array, (1,) * missing + tuple(array.shape))
+
+
+def pick(array: Array, places: list[int]) -> Array:
+    """The entries of the last axis at the given places."""
+    indices: Any = np.asarray(places)
+    if compat.is_torch_array(array):
+        indices = sys.modules["torch"].tensor(places, device=array.device)
+    return array[..., indices]
+
+
 def in_dtype(array: Array, dtype: Any) -> Array:
     """`array` in `dtype`."""
     return array if array.dtype == dtype else namespace(array).astype(array, dtype)

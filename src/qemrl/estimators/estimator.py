@@ -7,7 +7,7 @@ and say how much probability each quantile stands for; without them each stands 
 Results come in the array library, dtype and device of `values`. Bad input raises ValueError (see `inputs`).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -17,8 +17,9 @@ from jaxtyping import Float
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
+from qemrl.estimators.evidence import EstimatedVariance, Evidence
 from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
-from qemrl.estimators.least_squares import fixed_weights, sampled_mean_weights, sampled_weights
+from qemrl.estimators.least_squares import correlated_weights, fixed_weights, sampled_mean_weights, sampled_weights
 from qemrl.estimators.variance import ConstantVariance, SpacingVariance, VarianceModel
 
 MAX_ORDER = 6
@@ -99,8 +100,11 @@ class QEM:
     order: int = 4
     """The number of columns, 1 to 6. The paper's default is 4: location, scale, skewness, kurtosis."""
 
-    variance: VarianceModel | Literal["auto"] = ConstantVariance()
-    """V: how noisy the quantile at each level is. "auto" stands for `AUTO`, a choice of all three fields."""
+    variance: VarianceModel | EstimatedVariance | Literal["auto"] = ConstantVariance()
+    """V: how noisy the quantile at each level is. "auto" stands for `AUTO`, a choice of all three fields.
+
+    A model of `evidence` needs evidence with every call; `needs` names it.
+    """
 
     basis: BasisName = "hermite"
     """`hermite`: He_0 … He_{order−1} of z = Φ⁻¹(τ), the paper's choice. `legendre`: shifted Legendre in τ."""
@@ -114,7 +118,7 @@ class QEM:
             raise ValueError(f"order must be between 1 and {MAX_ORDER}, got {self.order}")
         if self.basis not in BASES:
             raise ValueError(f"basis must be one of {', '.join(BASES)}; got {self.basis!r}")
-        if not callable(self.variance):
+        if not callable(self.variance) and not isinstance(self.variance, EstimatedVariance):
             raise ValueError(f"variance must be a function from levels to variances, got {self.variance!r}")
         try:
             hash(self.variance)
@@ -132,29 +136,44 @@ class QEM:
         for name, value in AUTO.items():
             object.__setattr__(self, name, value)
 
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch order n"]:
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The fields of `Evidence` that V looks at."""
+        return self.variance.needs if isinstance(self.variance, EstimatedVariance) else ()
+
+    @property
+    def without_evidence(self) -> "QEM":
+        """Itself, or where V needs evidence the same with equal variances."""
+        return replace(self, variance=ConstantVariance()) if self.needs else self
+
+    def weights(
+        self, levels: Any, probs: Any = None, evidence: Evidence | None = None
+    ) -> Float[Array, "*batch order n"]:
         """The weights W of each coefficient; `coefficients` are W θ."""
         model = backend.as_array(levels, "levels")
-        known = read_levels(levels, probs, self.order)
+        known = self._believed(read_levels(levels, probs, self.order), evidence)
         scale = norms(self.basis, self.order)
         if known.fixed:
             return backend.like(self._fixed_weights(known) / scale[:, None], model, "levels")
-        rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known), scale, strict=True)]
-        return backend.like(namespace(model).stack(rows, axis=-2), model, "levels")
+        rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known, evidence), scale, strict=True)]
+        weights = namespace(rows[0]).stack(rows, axis=-2)
+        return weights if self.needs else backend.like(weights, model, "levels")
 
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+    def mean(
+        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+    ) -> Float[Array, "*batch"]:
         """The estimate of Q, W[0]·θ."""
         sample = read_sample(values, levels, probs, self.order)
-        values, known, _ = sample
+        values, known = sample.values, self._believed(sample.known, evidence, sample.values)
         if known.fixed:
             return sample.finish(backend.dot(values, backend.constant(self._fixed_weights(known)[0], values)))
-        weights = sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known))
+        weights = self._sampled_mean_weights(known, evidence)
         # The weights add up to one, but only to rounding: seen from one of the values, a Q of 1000 whose spread
         # is 1 keeps its digits.
         origin = values[..., :1]
         return sample.finish(origin[..., 0] + _contract(values - origin, weights))
 
-    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+    def moments(self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None) -> Moments:
         """The moments of the fitted curve: mean, variance, skewness, excess kurtosis.
 
         With coefficients e of orthonormal polynomials the variance is Σ_{k≥1} e_k² (Parseval), and the square of
@@ -162,8 +181,8 @@ class QEM:
         the fourth Σ s_k². Nothing is divided but by the variance, so crossing quantiles do no harm.
         """
         sample = read_sample(values, levels, probs, self.order)
-        values, known, _ = sample
-        coefficients = self._orthonormal_coefficients(values, known)
+        values = sample.values
+        coefficients = self._orthonormal_coefficients(sample, evidence)
         shape = coefficients[..., 1:]
         products = triple_products(self.basis, self.order)[:, 1:, 1:]
         pairs = shape[..., :, None] * shape[..., None, :]
@@ -172,22 +191,25 @@ class QEM:
         third = backend.total(square[..., 1 : self.order] * shape)
         return _standardised(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
 
-    def coefficients(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch order"]:
+    def coefficients(
+        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+    ) -> Float[Array, "*batch order"]:
         """The coefficients of He_0 … or P_0 …, as fitted.
 
         The paper reads the first four as (μ, σ, σs/6, σk/24), which holds to first order in skewness s and excess
         kurtosis k only. `moments` has no such limit.
         """
         sample = read_sample(values, levels, probs, self.order)
-        values, known, _ = sample
-        scale = backend.constant(np.diag(1 / norms(self.basis, self.order)), values)
-        return sample.finish(backend.dot(self._orthonormal_coefficients(values, known), scale))
+        scale = backend.constant(np.diag(1 / norms(self.basis, self.order)), sample.values)
+        return sample.finish(backend.dot(self._orthonormal_coefficients(sample, evidence), scale))
 
-    def fit(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch n"]:
+    def fit(
+        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+    ) -> Float[Array, "*batch n"]:
         """The fitted quantile function at the levels of the values."""
         sample = read_sample(values, levels, probs, self.order)
         values, known, _ = sample
-        coefficients = self._orthonormal_coefficients(values, known)
+        coefficients = self._orthonormal_coefficients(sample, evidence)
         design = namespace(values).stack(
             columns(self.basis, backend.like(known.levels, values, "levels"), self.order), axis=-2
         )
@@ -195,26 +217,64 @@ class QEM:
             return sample.finish(backend.dot(coefficients, design))
         return sample.finish(backend.dot(coefficients[..., None, :], design)[..., 0, :])
 
-    def _orthonormal_coefficients(self, values: Array, known: Levels) -> Float[Array, "*batch order"]:
+    def _orthonormal_coefficients(self, sample: Sample, evidence: Evidence | None) -> Float[Array, "*batch order"]:
+        values, known = sample.values, self._believed(sample.known, evidence, sample.values)
         if known.fixed:
             return backend.dot(values, backend.constant(self._fixed_weights(known).T, values))
         origin = values[..., :1]
-        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known))
+        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known, evidence))
         return namespace(values).stack([first + origin[..., 0], *rest], axis=-1)
 
-    def _sampled_weights(self, known: Levels) -> list[Array]:
-        return sampled_weights(self.basis, self.order, known.levels, self._precision(known))
+    def _believed(self, known: Levels, evidence: Evidence | None, model: Array | None = None) -> Levels:
+        """The levels as they are, or where V needs evidence as levels that may have a V for each distribution."""
+        missing = [name for name in self.needs if evidence is None or getattr(evidence, name) is None]
+        if missing:
+            raise ValueError(
+                f"{type(self.variance).__name__} estimates V from {' and '.join(missing)}: "
+                f"give evidence=Evidence({', '.join(f'{name}=...' for name in missing)})"
+            )
+        if not (self.needs and known.fixed):
+            return known
+        arrays = [each for each in evidence or () if hasattr(each, "ndim") and each.ndim]
+        rank = 1 if model is None else model.ndim
+        model = model if model is not None else arrays[0] if arrays else known.levels
+        levels, probs = (
+            None if each is None else backend.lifted(backend.constant(each, model), rank)
+            for each in (known.levels, known.probs)
+        )
+        return Levels(levels, probs, fixed=False)
+
+    def _sampled_mean_weights(self, known: Levels, evidence: Evidence | None) -> Array:
+        if isinstance(self.variance, EstimatedVariance) and self.variance.full:
+            return self._correlated_weights(known, evidence)[..., 0, :]
+        return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known, evidence))
+
+    def _sampled_weights(self, known: Levels, evidence: Evidence | None) -> list[Array]:
+        if isinstance(self.variance, EstimatedVariance) and self.variance.full:
+            rows = self._correlated_weights(known, evidence)
+            return [rows[..., k, :] for k in range(self.order)]
+        return sampled_weights(self.basis, self.order, known.levels, self._precision(known, evidence))
+
+    def _correlated_weights(self, known: Levels, evidence: Evidence | None) -> Float[Array, "*batch order n"]:
+        assert isinstance(self.variance, EstimatedVariance)
+        covariance = self.variance.estimate(known.levels, evidence or Evidence())
+        if known.probs is not None:
+            root = namespace(known.probs).sqrt(known.probs)
+            covariance = covariance / (root[..., :, None] * root[..., None, :])
+        return correlated_weights(self.basis, self.order, known.levels, covariance)
 
     def _fixed_weights(self, known: Levels) -> Float[np.ndarray, "order n"]:
         probs = None if known.probs is None else known.probs.tobytes()
         return _kept_weights(self, known.levels.tobytes(), probs)
 
-    def _precision(self, known: Levels) -> Float[Array, "*batch n"] | None:
+    def _precision(self, known: Levels, evidence: Evidence | None = None) -> Float[Array, "*batch n"] | None:
         """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
         levels, probs, _ = known
         if probs is None and isinstance(self.variance, ConstantVariance):
             return None
         assert not isinstance(self.variance, str)  # "auto" is replaced when a QEM is made
+        if isinstance(self.variance, EstimatedVariance):
+            return (1 if probs is None else probs) / self.variance.estimate(levels, evidence or Evidence())
         variances = self.variance(levels) + 0 * levels
         if backend.is_on_host(variances):
             numbers = backend.read(variances)

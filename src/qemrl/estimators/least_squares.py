@@ -57,6 +57,20 @@ def sampled_weights(basis: str, order: int, levels: Column, precision: Column | 
     return [share - sum(m * row for m, row in zip(means, rows, strict=True)), *rows]
 
 
+def correlated_weights(
+    basis: str, order: int, levels: Column, covariance: Float[Array, "*batch n n"]
+) -> Float[Array, "*batch order n"]:
+    """All rows of W for errors that are correlated: generalised least squares, one solve for each matrix."""
+    xp = backend.namespace(levels)
+    design = xp.stack(columns(basis, levels, order), axis=-1)
+    rank = max(design.ndim, covariance.ndim)
+    design, covariance = backend.lifted(design, rank), backend.lifted(covariance, rank)
+    design = xp.broadcast_to(design, (*covariance.shape[:-1], order))
+    solved = xp.linalg.solve(covariance, design)
+    gram = backend.dot(xp.matrix_transpose(design), solved)
+    return xp.linalg.solve(gram, xp.matrix_transpose(solved))
+
+
 def _normal_equations(
     basis: str, order: int, levels: Column, precision: Column | None
 ) -> tuple[list[Column], list[Scalar], list[list[Scalar]], Column]:

@@ -3,6 +3,13 @@
 from typing import NamedTuple
 
 from qemrl.estimators.estimator import QEM, EmpiricalMean, Statistic
+from qemrl.estimators.evidence import (
+    CountedVariance,
+    DecayingVariance,
+    HeadsVariance,
+    ResidualVariance,
+    SparsityVariance,
+)
 from qemrl.estimators.risk import CPW, CVaR, MeanStd, VaR, Wang
 from qemrl.estimators.variance import BandVariance, TailVariance
 
@@ -23,6 +30,14 @@ ESTIMATORS: dict[str, EstimatorPreset] = {
         QEM(variance=BandVariance(1.5, 0.45, 0.55)), "order 4, the paper's V on FrozenLake"
     ),
     "qem-auto": EstimatorPreset(QEM(variance="auto"), "a line in the level, V from the spacing of the levels"),
+    "qem-decay": EstimatorPreset(QEM(variance=DecayingVariance()), "V = 1.5 in the tails, which fades with time"),
+    "qem-counts": EstimatorPreset(QEM(variance=CountedVariance()), "V = 1.5 in the tails, which fades with visits"),
+    "qem-sparsity": EstimatorPreset(QEM(variance=SparsityVariance()), "V from the slope of a slow copy's quantiles"),
+    "qem-twin": EstimatorPreset(
+        QEM(variance=SparsityVariance(source="twin")), "V from the slope of a twin's quantiles"
+    ),
+    "qem-heads": EstimatorPreset(QEM(variance=HeadsVariance()), "V from how much heads or critics disagree"),
+    "qem-residuals": EstimatorPreset(QEM(variance=ResidualVariance()), "V from running moments of TD errors"),
     "qem-legendre": EstimatorPreset(QEM(basis="legendre"), "order 4 in shifted Legendre polynomials of the level"),
     "cvar": EstimatorPreset(CVaR(), "risk: the mean of the worst quarter of returns"),
     "var": EstimatorPreset(VaR(), "risk: the quantile at the level 0.25"),

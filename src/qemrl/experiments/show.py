@@ -161,7 +161,7 @@ def _glance(agent: Agent, step: int, moment: Moment) -> Glance:
     if kind_of(agent) == "scalar" or count < 2:
         return Glance(*shared, None, mean, None, None, None, None)
     own = agent.config.agent.estimator
-    qem = own if isinstance(own, QEM) else QEM(order=min(4, count))
+    qem = own.without_evidence if isinstance(own, QEM) else QEM(order=min(4, count))
     with np.errstate(divide="ignore", invalid="ignore"):  # all quantiles alike: R² is then undefined
         share = np.asarray(r_squared(qem, values, levels))
     crossing = np.asarray(crossing_rate(values, levels))

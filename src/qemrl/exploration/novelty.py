@@ -70,11 +70,11 @@ class Novelty:
 
     def of(self, state: Counts, observation: Any) -> Float[Array, "batch actions"]:
         """The bonus of each action."""
-        return self._worth(state.visits[_place(state, observation)])
+        return self._worth(state.visits[place_of(state, observation)])
 
     def after(self, state: Counts, observation: Any, actions: Int[Array, " batch"]) -> Counts:
         """With these actions counted, and what they earned."""
-        place = _place(state, observation)
+        place = place_of(state, observation)
         visits = state.visits.at[place, actions].add(1)
         return state._replace(visits=visits, reward=self.reward * self._worth(visits[place, actions]))
 
@@ -94,7 +94,8 @@ def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
     return np.full(features, middle, np.float32)
 
 
-def _place(state: Counts, observation: Any) -> Int[Array, " batch"]:
+def place_of(state: Counts, observation: Any) -> Int[Array, " batch"]:
+    """Where observations are counted: their numbers, or their hashes."""
     flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
     if state.projection is None or state.centre is None:
         return jnp.argmax(flat, axis=-1).astype(jnp.int32)

@@ -83,6 +83,8 @@ class QEMSpread:
     def __post_init__(self) -> None:
         if self.estimator.order < 2:
             raise ValueError(f"a QEM of order {self.estimator.order} fits no spread: use order 2 or more")
+        if self.estimator.needs:
+            raise ValueError("a bonus has no evidence to estimate V from: use a variance that knows levels alone")
 
     def require_fit(self, representation: Any) -> None:
         """Raise unless there are quantiles to fit."""

@@ -8,16 +8,18 @@ differ in their `update` of a row and in the weights that turn a row into Q.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from qemrl.tabular.beliefs import Beliefs, beliefs_after, evidence_at
+from qemrl.tabular.beliefs import begin as begin_beliefs
 from qemrl.tabular.exact import Policy, action_probs
 from qemrl.tabular.mdp import TabularMDP
-from qemrl.tabular.representations import Representation, Row
+from qemrl.tabular.representations import Quantiles, Representation, Row
 from qemrl.tabular.rewards import RewardLaw
 from qemrl.tabular.schedules import Schedule, Steps
 
@@ -47,6 +49,9 @@ class Learning:
     record_every: int = 1000
     """How many transitions pass between two records."""
 
+    belief_rate: float = 1e-3
+    """The least weight of a visit in slow copies and running moments, for estimators that V is estimated for."""
+
 
 class History(NamedTuple):
     """What was recorded on the way, for each seed and record t, and what was learned in the end."""
@@ -63,6 +68,8 @@ class History(NamedTuple):
     """How many episodes were over."""
     table: Float[np.ndarray, "seeds s a d"]
     """The rows of all states in the end."""
+    beliefs: Beliefs | None = None
+    """What V was estimated from in the end, where it was."""
 
 
 class _Model(NamedTuple):
@@ -86,6 +93,7 @@ class _State(NamedTuple):
     age: Int[Array, ""]
     episodes: Int[Array, ""]
     step: Int[Array, ""]
+    beliefs: Beliefs | None
 
 
 def learn(
@@ -104,18 +112,19 @@ def learn(
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
     model = _model(mdp, learning.representation, policy)
-    start, advance = _programs(_shared(learning), mdp.reward_laws)
+    start, advance, estimate = _programs(_shared(learning), mdp.reward_laws)
     state = start(model, keys)
     records = learning.steps // learning.record_every
     kept = []
     for record in range(records):
         state = advance(model, state, keys)
-        q = state.table @ model.weights
+        q = estimate(model, state)
         kept.append(jax.tree.map(np.asarray, (q, state.table[:, mdp.start], state.counts, state.episodes)))
         tick((record + 1) / records)
     q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*kept, strict=True))
     steps = learning.record_every * np.arange(1, records + 1)
-    return History(steps, q, rows, counts, episodes, np.asarray(state.table))
+    beliefs = jax.tree.map(np.asarray, state.beliefs)
+    return History(steps, q, rows, counts, episodes, np.asarray(state.table), beliefs)
 
 
 def _model(mdp: TabularMDP, representation: Representation, policy: Policy | None) -> _Model:
@@ -141,22 +150,28 @@ def _shared(learning: Learning) -> Learning:
 
 
 @lru_cache(maxsize=64)
-def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable]:
-    """The compiled start, and the compiled stretch between two records, of a batch of seeds.
+def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable, Callable]:
+    """The compiled start, stretch between two records, and estimate of Q, of a batch of seeds.
 
-    The process is an argument of both, so that they are compiled once for each shape.
+    The process is an argument of all, so that they are compiled once for each shape.
     """
-    begin, step = _build(learning, reward_laws)
+    begin, step, estimate = _build(learning, reward_laws)
 
     def stretch(model: _Model, state: _State, key: PRNGKeyArray) -> _State:
         draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
         return jax.lax.scan(partial(step, model, key), state, draws)[0]
 
-    return jax.jit(jax.vmap(begin, (None, 0))), jax.jit(jax.vmap(stretch, (None, 0, 0)), donate_argnums=1)
+    return (
+        jax.jit(jax.vmap(begin, (None, 0))),
+        jax.jit(jax.vmap(stretch, (None, 0, 0)), donate_argnums=1),
+        jax.jit(jax.vmap(estimate, (None, 0))),
+    )
 
 
-def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable]:
+def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable, Callable]:
     representation = learning.representation
+    heads = representation.num_heads if isinstance(representation, Quantiles) else 1
+    believes = isinstance(representation, Quantiles) and bool(representation.needs)
 
     def begin(model: _Model, key: PRNGKeyArray) -> _State:
         table_key, state_key = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
@@ -164,10 +179,19 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         zero = jnp.zeros((), jnp.int32)
         first = _index(model.first_ends, jax.random.uniform(state_key))
         table = representation.init(table_key, shape[:2])
-        return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero)
+        beliefs = begin_beliefs(representation, table) if believes else None
+        return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero, beliefs)
 
-    def greedy(model: _Model, table: Float[Array, "s a d"], state: Int[Array, ""]) -> Int[Array, ""]:
-        return jnp.argmax(table[state] @ model.weights).astype(jnp.int32)
+    def estimate(model: _Model, now: _State, place: Any = ...) -> Float[Array, "*batch"]:
+        """Q of all actions, in a state or in all."""
+        rows = now.table[place]
+        if not believes:
+            return rows @ model.weights
+        visits = now.counts[place].sum(-1)
+        return representation.q(rows, evidence_at(representation, now.beliefs, rows, now.step, visits, place))
+
+    def greedy(model: _Model, now: _State, state: Int[Array, ""]) -> Int[Array, ""]:
+        return jnp.argmax(estimate(model, now, state)).astype(jnp.int32)
 
     def act(model: _Model, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
         if model.policy_ends is not None:
@@ -175,7 +199,7 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         actions = model.next_states.shape[1]
         count = now.step if learning.epsilon_counts == "steps" else now.episodes
         random = jnp.minimum((which * actions).astype(jnp.int32), actions - 1)
-        return jnp.where(explore < learning.epsilon(count), random, greedy(model, now.table, now.state))
+        return jnp.where(explore < learning.epsilon(count), random, greedy(model, now, now.state))
 
     def draw_reward(key: PRNGKeyArray, law: Int[Array, ""]) -> Float[Array, ""]:
         branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in reward_laws)]
@@ -191,10 +215,20 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         if model.policy_ends is not None:
             next_action = _index(model.policy_ends[following], draws[3])
         else:
-            next_action = greedy(model, now.table, following)
+            next_action = greedy(model, now, following)
         row = now.table[now.state, action]
         discount = model.discount * (1 - ends.astype(jnp.float32))
-        direction = representation.update(row, reward, discount, now.table[following, next_action])
+        next_row = now.table[following, next_action]
+        direction = representation.update(row, reward, discount, next_row)
+        if heads > 1:
+            mask_key = jax.random.fold_in(jax.random.fold_in(key, 2), now.step)
+            direction = direction * jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
+        beliefs = now.beliefs
+        if believes:
+            seen = now.counts[now.state, action].sum()
+            rate = jnp.maximum(learning.belief_rate, 1 / (seen.astype(jnp.float32) + 1))
+            targets = reward + discount * next_row
+            beliefs = beliefs_after(representation, beliefs, (now.state, action), row, targets, rate)
         row = row + learning.learning_rate(now.step) * direction
         age = now.age + 1
         over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)
@@ -206,9 +240,10 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
             jnp.where(over, 0, age),
             now.episodes + over.astype(jnp.int32),
             now.step + 1,
+            beliefs,
         ), None
 
-    return begin, step
+    return begin, step, estimate
 
 
 def _index(ends: Float[Array, " k"], draw: Float[Array, ""]) -> Int[Array, ""]:

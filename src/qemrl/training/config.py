@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.averaging import Online, SlowCopy, Snapshots
 from qemrl.agents.domains import Domain, mujoco_task
 from qemrl.agents.optimiser import AdamConfig
 from qemrl.agents.presets import PRESETS, AgentConfig
@@ -18,10 +19,15 @@ from qemrl.estimators import (
     QEM,
     BandVariance,
     ConstantVariance,
+    CountedVariance,
     CVaR,
+    DecayingVariance,
     EmpiricalMean,
+    HeadsVariance,
     MeanStd,
+    ResidualVariance,
     SpacingVariance,
+    SparsityVariance,
     TailVariance,
     VaR,
     Wang,
@@ -154,6 +160,9 @@ REGISTRY: dict[str, type] = {
         SqrtLogDecay,
         PowerDecay,
         LinearDecay,
+        Online,
+        SlowCopy,
+        Snapshots,
         Scalar,
         Categorical,
         FixedQuantiles,
@@ -164,6 +173,11 @@ REGISTRY: dict[str, type] = {
         TailVariance,
         BandVariance,
         SpacingVariance,
+        DecayingVariance,
+        CountedVariance,
+        SparsityVariance,
+        HeadsVariance,
+        ResidualVariance,
         CVaR,
         VaR,
         Wang,

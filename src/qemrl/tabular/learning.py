@@ -222,7 +222,8 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         direction = representation.update(row, reward, discount, next_row)
         if heads > 1:
             mask_key = jax.random.fold_in(jax.random.fold_in(key, 2), now.step)
-            direction = direction * jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
+            chosen = jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
+            direction = jnp.where(chosen, direction, 0.0)
         beliefs = now.beliefs
         if believes:
             seen = now.counts[now.state, action].sum()

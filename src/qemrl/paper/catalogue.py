@@ -24,6 +24,7 @@ ITEMS: tuple[Item, ...] = (
     Item("exploration", "Section 5.3", "bonuses where chance fails: DLTV, QEM, counts", _later("exploration_item")),
     Item("model-selection", "Appendix C", "R² of expansions, and the collinear Model 4", _later("model_selection")),
     Item("table-4", "Table 4", "the paper's condition f, and what it misses", _later("table_4")),
+    Item("v-tuning", "Appendix E.2", "which v in the tails is best, and does it matter?", _later("v_tuning")),
     Item("variance-ratio", "ours", "Var(mean)/Var(QEM), independent errors", _later("variance_ratio")),
     Item("correlated-noise", "ours", "Var(mean)/Var(QEM), the errors of learning", _later("correlated_noise")),
     Item("iqn-variance", "ours", "the error that random levels cause", _later("iqn_variance")),

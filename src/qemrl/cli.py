@@ -20,7 +20,7 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl import cli_runs
-from qemrl.bench.command import bench_actor_critic, bench_value
+from qemrl.bench.command import bench_actor_critic, bench_value, bench_variance
 from qemrl.cli_studies import compare, demo, show
 from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
@@ -220,6 +220,7 @@ COMMANDS: Tree = {
         "tabular": bench_tabular,
         "value": bench_value,
         "actor-critic": bench_actor_critic,
+        "variance": bench_variance,
     },
 }
 HELP = {"bench": "Measure what things cost."}

@@ -1,4 +1,4 @@
-"""The commands `qemrl bench value` and `qemrl bench actor-critic`."""
+"""The commands `qemrl bench value`, `qemrl bench actor-critic` and `qemrl bench variance`."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -40,6 +40,24 @@ def bench_actor_critic(seconds: float = 12.0, json_file: Path | None = None, pee
     from qemrl.bench import actor_critic
 
     _bench("timing actor-critics", actor_critic.run, show_actor_critic, seconds, json_file, peers_folder)
+
+
+def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
+    """Time agents that estimate V against the same agents with a V that is fixed.
+
+    It takes some minutes. Leave the machine alone meanwhile.
+
+    Args:
+        rounds: How often each agent is timed; times are medians.
+        json_file: Write the figures to this file as well.
+    """
+    require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
+    from qemrl.bench import variance
+
+    with working("timing models of V") as status:
+        report = variance.run(rounds, lambda done: status.update(f"{done} …"))
+    _show_overheads(report, "An update and the actions before it", ("estimated", "fixed"))
+    write_json(report.as_json(), json_file)
 
 
 def _bench(
@@ -95,17 +113,8 @@ def _show_speeds(report: Any, titles: Mapping[str, str], peer: str) -> None:
     rich.print(shown)
 
 
-def _show_overheads(report: Any, title: str) -> None:
-    shown = table(
-        title,
-        "settings",
-        "with QEM",
-        ">ms",
-        "without",
-        ">ms",
-        ">ratio",
-        ">limit",
-    )
+def _show_overheads(report: Any, title: str, sides: tuple[str, str] = ("with QEM", "without")) -> None:
+    shown = table(title, "settings", sides[0], ">ms", sides[1], ">ms", ">ratio", ">limit")
     for line in report.overheads:
         times = (line.preset, f"{line.milliseconds:.2f}", line.peer, f"{line.peer_milliseconds:.2f}")
         shown.add_row(line.domain, *times, f"{line.ratio:.3f}", _verdict(f"{line.limit:g}", line.holds))

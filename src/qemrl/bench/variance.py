@@ -1,0 +1,140 @@
+"""What it costs to estimate V: iterations of agents that do, against the same agents with a V that is fixed."""
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from qemrl.agents.algorithm import View
+from qemrl.agents.beliefs import MOMENTS_EVERY
+from qemrl.agents.domains import Domain
+from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
+from qemrl.bench.iterations import SPECS, Overhead, overhead_of, random_batch
+from qemrl.bench.timing import time_in_turns
+from qemrl.estimators import (
+    QEM,
+    CountedVariance,
+    DecayingVariance,
+    EstimatedVariance,
+    HeadsVariance,
+    ResidualVariance,
+    SparsityVariance,
+)
+from qemrl.representations import FixedQuantiles
+from qemrl.types import EnvSpec
+
+LIMIT = 1.1
+"""How many times as long an iteration may take."""
+
+MODELS: dict[str, EstimatedVariance] = {
+    "decay": DecayingVariance(),
+    "counts": CountedVariance(),
+    "slope of a slow copy": SparsityVariance(),
+    "TD residuals": ResidualVariance(),
+    "TD residuals, GLS": ResidualVariance(full=True),
+    "slope of a twin": SparsityVariance(source="twin"),
+    "heads": HeadsVariance(),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An agent, and the models of V that it is timed with."""
+
+    domain: Domain
+    task: str
+    preset: str
+    models: tuple[str, ...]
+    heads: int = 1
+
+
+CASES = (
+    Case("minatar", "minatar", "qem-dqn", ("decay", "counts", "slope of a slow copy", "TD residuals")),
+    Case("minatar", "minatar", "qem-dqn", ("TD residuals, GLS",)),
+    Case("minatar", "minatar", "qem-dqn", ("slope of a twin", "heads"), heads=2),
+    Case("minatar", "minatar", "iqem-dqn", ("slope of a slow copy", "TD residuals")),
+    Case("atari", "pong", "qem-dqn", ("slope of a slow copy", "TD residuals")),
+    Case("mujoco", "half-cheetah", "qem-dsac-mlp", ("slope of a twin", "heads", "TD residuals")),
+)
+
+
+@dataclass(frozen=True)
+class VarianceReport:
+    """All lines, and where they come from."""
+
+    overheads: list[Overhead]
+    machine: dict[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def configurations(case: Case) -> dict[str, AgentConfig]:
+    """The agent with the V of its preset, then with each model."""
+    config: Any = PRESETS[case.preset].configure(case.domain)
+    if case.heads > 1:
+        assert isinstance(config.representation, FixedQuantiles)
+        config = replace(config, representation=replace(config.representation, num_heads=case.heads))
+    assert isinstance(config.estimator, QEM)
+    estimator = config.estimator
+    changed = {name: replace(config, estimator=replace(estimator, variance=MODELS[name])) for name in case.models}
+    return {"fixed V": config} | changed
+
+
+def make_iterations(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
+    """A call of so many compiled iterations that each look at TD errors is in them once.
+
+    An iteration is an update, and as many single actions as there are between updates.
+    """
+    algorithm = make_agent(config, spec)
+    init_key, key = jax.random.split(jax.random.key(0))
+    first = jax.jit(algorithm.init)(init_key)
+    batch = jax.device_put(random_batch(spec, config.batch_size, 0))
+    seen = batch.observation[: config.update_every, None]
+
+    @jax.jit
+    def iterations(state: Any, batch: Any, seen: Any) -> Any:
+        def iterate(learned: Any, number: Any) -> tuple[Any, Any]:
+            def act(acting: Any, observation: Any) -> tuple[Any, Any]:
+                view = View(observation, None, jnp.zeros(1, bool))
+                actions, acting = algorithm.act(learned[0], acting, view, jnp.int32(10**6), key, False)
+                return acting, actions
+
+            _, actions = jax.lax.scan(act, algorithm.start(1), seen)
+            now = state._replace(params=learned[0], learning=learned[1])
+            params, learning, update = algorithm.update(now, batch, jax.random.fold_in(key, number), number)
+            return (params, learning), (actions, update.loss)
+
+        numbers = jnp.arange(MOMENTS_EVERY, dtype=jnp.int32)
+        return jax.lax.scan(iterate, (state.params, state.learning), numbers)
+
+    return lambda: iterations(first, batch, seen)
+
+
+def run(rounds: int, tell: Callable[[str], None]) -> VarianceReport:
+    """Time all cases, each model in turns with the V that is fixed."""
+    lines = []
+    for case in CASES:
+        tell(f"{case.preset} with the settings of {case.domain}: {', '.join(case.models)}")
+        functions = {name: make_iterations(config, SPECS[case.task]) for name, config in configurations(case).items()}
+        times = time_in_turns(functions, jax.block_until_ready, rounds, seconds_per_turn=0.02)
+        fixed = times["fixed V"]
+        peer = "fixed V" if case.heads == 1 else f"fixed V, {case.heads} heads"
+        for name in case.models:
+            line = overhead_of(case.domain, f"{case.preset}, V: {name}", times[name], peer, fixed, LIMIT)
+            lines.append(
+                replace(
+                    line,
+                    milliseconds=line.milliseconds / MOMENTS_EVERY,
+                    peer_milliseconds=line.peer_milliseconds / MOMENTS_EVERY,
+                )
+            )
+    device = jax.devices()[0]
+    machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
+    machine |= {"python": platform.python_version(), "machine": platform.machine(), "cores": str(os.cpu_count())}
+    return VarianceReport(lines, machine)

@@ -1,0 +1,168 @@
+"""The errors of estimators whose weights are known: exact for given levels, averaged over draws of levels."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from qemrl.estimators import (
+    QEM,
+    ConstantVariance,
+    EmpiricalMean,
+    Estimator,
+    Evidence,
+    IndependentNoise,
+    Law,
+    Noise,
+    SampleQuantileNoise,
+    SGDNoise,
+    SpacingVariance,
+    SparsityVariance,
+    TailVariance,
+    midpoints,
+    stratified_levels,
+    uniform_levels,
+)
+from qemrl.estimators.basis import BasisName
+
+BLOCKS = 20
+"""Draws of levels are put into so many blocks, whose spread gives intervals."""
+
+NOISES: dict[str, Noise | None] = {
+    "none": None,
+    "independent": IndependentNoise(),
+    "sample quantiles": SampleQuantileNoise(50),
+    "SGD": SGDNoise(0.1),
+}
+"""What quantiles err by: nothing, a standard deviation each, as in 50 returns, as with steps of 0.1."""
+
+
+class Condition(NamedTuple):
+    """Where the levels come from, and how many there are."""
+
+    sampler: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.sampler} {self.count}"
+
+    def draw(self, rng: np.random.Generator, draws: int) -> Float[np.ndarray, "draws n"]:
+        """Levels, one set for each draw; midpoints are the same in all and given once for each block."""
+        if self.sampler == "midpoints":
+            return np.tile(midpoints(self.count), (BLOCKS, 1))
+        sample = {"uniform": uniform_levels, "stratified": stratified_levels}[self.sampler]
+        return np.clip(sample(rng, (draws, self.count)), 1e-4, 1 - 1e-4)
+
+
+CONDITIONS = tuple(
+    Condition(*pair)
+    for pair in (("midpoints", 32), ("stratified", 8), ("stratified", 32), ("uniform", 8), ("uniform", 32))
+)
+
+
+class Arm(NamedTuple):
+    """An estimator under a name, in four words for tables."""
+
+    estimator: Estimator
+    order: int
+    basis: str
+    variance: str
+
+
+def _qem(order: int, basis: BasisName, name: str, model: Any) -> Arm:
+    return Arm(QEM(order, model, basis), order, basis, name)
+
+
+def exact_arms() -> dict[str, Arm]:
+    """Every estimator, order, basis and V whose weights do not depend on chance but that of the levels.
+
+    The slopes that the sparsity rule needs are those of the law itself: what a perfect slow copy would know.
+    """
+    arms = {
+        "mean": Arm(EmpiricalMean(), 1, "", "I"),
+        "auto": _qem(2, "legendre", "spacing", SpacingVariance()),
+    }
+    arms["cells"] = _qem(1, "legendre", "cells", SpacingVariance(1.0))
+    models: dict[str, Any] = {
+        "I": ConstantVariance(),
+        "tail 1.5": TailVariance(1.5),
+        "spacing": SpacingVariance(),
+        "slope": SparsityVariance(1),
+        "slope²": SparsityVariance(2),
+        "slope, GLS": SparsityVariance(1, full=True),
+        "slope², GLS": SparsityVariance(2, full=True),
+    }
+    bases: tuple[BasisName, ...] = ("hermite", "legendre")
+    for name, model in models.items():
+        for basis in bases:
+            for order in (2, 3, 4):
+                if (name, basis, order) != ("spacing", "legendre", 2):  # which is auto
+                    arms[f"{basis[0].upper()}{order} {name}"] = _qem(order, basis, name, model)
+    return arms
+
+
+class Errors(NamedTuple):
+    """Of one estimator on one law, block by block, in units of the law's variance."""
+
+    bias: float
+    """The mean error over all draws."""
+    squares: Float[np.ndarray, " blocks"]
+    """The mean square of the error that is left without noise."""
+    variance: Float[np.ndarray, " blocks"]
+    """The variance that the noise causes."""
+
+    @property
+    def mse(self) -> Float[np.ndarray, " blocks"]:
+        """The mean squared error."""
+        return self.squares + self.variance
+
+
+Key = tuple[str, str, str, str]
+"""Condition, noise, law, arm."""
+
+
+def exact_errors(
+    laws: dict[str, Law], draws: int, rng: np.random.Generator, tick: Callable[[float], None]
+) -> dict[Key, Errors]:
+    """All arms under all conditions and noises; all see the same levels."""
+    results: dict[Key, Errors] = {}
+    arms, done = exact_arms(), 0
+    for condition in CONDITIONS:
+        levels = condition.draw(rng, draws)
+        fixed = {name: weights for name, arm in arms.items() if (weights := _weights(arm, levels, None)) is not None}
+        for name, law in laws.items():
+            values = law.quantile(levels)
+            covariances = {
+                noise: None if model is None else model.covariance(law, levels) for noise, model in NOISES.items()
+            }
+            for label, arm in arms.items():
+                weights = fixed.get(label)
+                weights = _weights(arm, levels, values) if weights is None else weights
+                assert weights is not None
+                errors = ((weights * values).sum(-1) - law.mean).reshape(BLOCKS, -1)
+                for noise, covariance in covariances.items():
+                    spread = _quadratic(weights, covariance).reshape(BLOCKS, -1).mean(-1)
+                    key = (str(condition), noise, name, label)
+                    results[key] = Errors(float(errors.mean()), (errors**2).mean(-1), spread)
+            done += 1
+            tick(done / (len(CONDITIONS) * len(laws)))
+    return results
+
+
+def _weights(
+    arm: Arm, levels: Float[np.ndarray, "draws n"], slow: Float[np.ndarray, "draws n"] | None
+) -> Float[np.ndarray, "draws n"] | None:
+    """The weights of the mean; None where they need evidence that is not given."""
+    estimator = arm.estimator
+    if not isinstance(estimator, QEM) or not estimator.needs:
+        return estimator.weights(levels)[..., 0, :]
+    return None if slow is None else estimator.weights(levels, None, Evidence(slow=slow))[..., 0, :]
+
+
+def _quadratic(
+    weights: Float[np.ndarray, "draws n"], covariance: Float[np.ndarray, "draws n n"] | None
+) -> Float[np.ndarray, " draws"]:
+    if covariance is None:
+        return np.zeros(len(weights))
+    return (weights * (covariance @ weights[..., None])[..., 0]).sum(-1)

@@ -195,7 +195,7 @@ def test_snapshots_are_the_last_target_networks(preset: str):
     assert isinstance(config, ValueConfig)
     config = replace(config, averaging=Snapshots(2), network=NetworkConfig(widths=(16,)), batch_size=16)
     networks = [learned(config, updates)[1].params.network for updates in (3, 6)]
-    algorithm, state, batches = learned(config, 6)
+    _, state, batches = learned(config, 6)
     for found, old, new in zip(*(jax.tree.leaves(each) for each in (state.frozen, *networks)), strict=True):
         np.testing.assert_array_equal(found, np.stack([new, old]))
     seen = jnp.asarray(batches[0].observation)

@@ -135,7 +135,8 @@ def test_slope_by_hand():
     levels, values = np.array([0.1, 0.3, 0.4, 0.8]), np.array([1.0, 2.0, 4.0, 5.0])
     expected = [5, 3 / 0.3, 3 / 0.5, 2.5]
     np.testing.assert_allclose(slope(values, levels), expected)
-    np.testing.assert_allclose(slope(values[[1, 0, 2, 3]], levels), expected)  # crossing values are put in order
+    np.testing.assert_allclose(slope(values, levels, rising=True), expected)
+    np.testing.assert_allclose(slope(-values, levels), expected)  # where quantiles cross, the size counts
     np.testing.assert_allclose(slope(values, levels, reach=2), [3 / 0.3, 4 / 0.7, 4 / 0.7, 3 / 0.5])
     turned = [2, 0, 3, 1]
     np.testing.assert_allclose(slope(values[turned], levels[turned]), np.array(expected)[turned])

@@ -44,9 +44,7 @@ def test_td_residuals_give_the_covariance_of_constant_step_regression(name: str)
     mdp = make_mdp([[[Outcome(1.0, 0, law, True)]]], 0.9, name="one state")
     model = ResidualVariance(shrinkage=0.0, full=True)
     step = 0.02
-    learning = Learning(
-        Quantiles(16, QEM(4, model)), 100_000, Steps((step,)), record_every=100_000, belief_rate=1e-6
-    )
+    learning = Learning(Quantiles(16, QEM(4, model)), 100_000, Steps((step,)), record_every=100_000, belief_rate=1e-6)
     beliefs = learn(mdp, learning, range(2), policy=np.zeros(1, int)).beliefs
     assert beliefs is not None
     truth = SGDNoise(step).covariance(law.law, midpoints(16))

@@ -20,7 +20,7 @@ from qemrl.types import EnvSpec, ReturnDist
 GRID = 32
 """At so many levels moments are kept where the levels of the quantiles change."""
 
-MOMENTS_EVERY = 10
+MOMENTS_EVERY = 25
 """So many updates pass from one look at TD errors to the next, so that looking costs little."""
 
 MOMENTS_RATE = 0.01

@@ -242,7 +242,7 @@ class QEM:
             None if each is None else backend.lifted(backend.constant(each, model), rank)
             for each in (known.levels, known.probs)
         )
-        return Levels(levels, probs, fixed=False)
+        return Levels(levels, probs, fixed=False, rising=bool((np.diff(known.levels) > 0).all()))
 
     def _sampled_mean_weights(self, known: Levels, evidence: Evidence | None) -> Array:
         if isinstance(self.variance, EstimatedVariance) and self.variance.full:
@@ -257,7 +257,7 @@ class QEM:
 
     def _correlated_weights(self, known: Levels, evidence: Evidence | None) -> Float[Array, "*batch order n"]:
         assert isinstance(self.variance, EstimatedVariance)
-        covariance = self.variance.estimate(known.levels, evidence or Evidence())
+        covariance = self.variance.estimate(known.levels, evidence or Evidence(), known.rising)
         if known.probs is not None:
             root = namespace(known.probs).sqrt(known.probs)
             covariance = covariance / (root[..., :, None] * root[..., None, :])
@@ -269,12 +269,14 @@ class QEM:
 
     def _precision(self, known: Levels, evidence: Evidence | None = None) -> Float[Array, "*batch n"] | None:
         """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
-        levels, probs, _ = known
+        levels, probs = known.levels, known.probs
         if probs is None and isinstance(self.variance, ConstantVariance):
             return None
         assert not isinstance(self.variance, str)  # "auto" is replaced when a QEM is made
         if isinstance(self.variance, EstimatedVariance):
-            return (1 if probs is None else probs) / self.variance.estimate(levels, evidence or Evidence())
+            return (1 if probs is None else probs) / self.variance.estimate(
+                levels, evidence or Evidence(), known.rising
+            )
         variances = self.variance(levels) + 0 * levels
         if backend.is_on_host(variances):
             numbers = backend.read(variances)

@@ -64,8 +64,8 @@ class EstimatedVariance(Protocol):
         """Whether it gives covariances (*batch, n, n) and not variances (*batch, n)."""
         ...
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Variances:
-        """V at the levels, in their array library."""
+    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False) -> Variances:
+        """V at the levels, in their array library; `rising` says that they are known to be in increasing order."""
         ...
 
 
@@ -100,8 +100,11 @@ class DecayingVariance:
     needs = ("step",)
     full = False
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Float[Array, "*shared n"]:
+    def estimate(
+        self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False
+    ) -> Float[Array, "*shared n"]:
         """The variances at this time."""
+        del rising
         step = backend.scalar(evidence.step, levels)
         return 1 + (self.initial(levels) - 1) * (1 + step / self.over_steps) ** -self.power
 
@@ -122,8 +125,11 @@ class CountedVariance:
     needs = ("visits",)
     full = False
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Float[Array, "*batch n"]:
+    def estimate(
+        self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False
+    ) -> Float[Array, "*batch n"]:
         """The variances for each distribution."""
+        del rising
         visits = backend.like(evidence.visits, levels, "visits")[..., None]
         levels, visits = _aligned(levels, visits)
         return 1 + (self.initial(levels) - 1) * (visits + 1) ** -self.power
@@ -135,7 +141,7 @@ class SparsityVariance:
 
     Quantiles of a sample, or fitted to a replay, have the covariance (min(s, t) − st) q′(s) q′(t), up to a factor:
     power 2. Quantile regression with a constant step has (min(s, t) − st) / (1/q′(s) + 1/q′(t)): power 1. The slope is
-    that of a slow copy, or of a twin, brought into increasing order.
+    that of a slow copy, or of a twin; where quantiles cross, its size counts.
     """
 
     power: Literal[1, 2] = 2
@@ -167,10 +173,10 @@ class SparsityVariance:
         """The source."""
         return (self.source,)
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Variances:
+    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False) -> Variances:
         """V for each distribution."""
         levels, values = _aligned(levels, backend.like(getattr(evidence, self.source), levels, self.source))
-        slopes = slope(values, levels, self.reach)
+        slopes = slope(values, levels, self.reach, rising)
         if not self.full:
             return shrunk(levels * (1 - levels) * slopes**self.power, self.shrinkage)
         xp = namespace(levels)
@@ -199,8 +205,9 @@ class HeadsVariance:
 
     needs = ("heads",)
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Variances:
+    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False) -> Variances:
         """V for each distribution."""
+        del rising
         heads = backend.like(evidence.heads, levels, "heads")
         if heads.shape[-2] < 2:
             raise ValueError(f"heads disagree if there are at least two, got {heads.shape[-2]}")
@@ -230,8 +237,9 @@ class ResidualVariance:
 
     needs = ("innovations", "curvature")
 
-    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence) -> Variances:
+    def estimate(self, levels: Float[Array, "*shared n"], evidence: Evidence, rising: bool = False) -> Variances:
         """V for each distribution, or one for all."""
+        del rising
         levels, curvature = _aligned(levels, backend.like(evidence.curvature, levels, "curvature"))
         innovations = backend.like(evidence.innovations, levels, "innovations")
         innovations = backend.lifted(innovations, curvature.ndim + self.full)
@@ -250,27 +258,28 @@ def _aligned(levels: Float[Array, "*shared n"], other: Array) -> tuple[Array, Ar
 
 
 def slope(
-    values: Float[Array, "*batch n"], levels: Float[Array, "*shared n"], reach: int = 1
+    values: Float[Array, "*batch n"], levels: Float[Array, "*shared n"], reach: int = 1, rising: bool = False
 ) -> Float[Array, "*batch n"]:
-    """q′ at each level: the slope between the neighbours `reach` places below and above, or as far as there are any.
+    """|q′| at each level: the slope between the neighbours `reach` places below and above, or as far as there are any.
 
-    Values that cross are put in order first.
+    Levels that are known to be `rising` need not be sorted.
     """
     count = values.shape[-1]
     if count < 2:
         raise ValueError("the slope of a quantile function needs at least two quantiles")
     levels, values = _aligned(levels, values)
     xp = namespace(values)
-    order = xp.argsort(levels, axis=-1)
-    ordered, rising = xp.take_along_axis(levels, order, axis=-1), xp.sort(values, axis=-1)
+    if not rising:
+        order = xp.argsort(levels, axis=-1)
+        levels = xp.take_along_axis(levels, order, axis=-1)
+        values = xp.take_along_axis(values, xp.broadcast_to(order, values.shape), axis=-1)
     above = [min(place + reach, count - 1) for place in range(count)]
     below = [max(place - reach, 0) for place in range(count)]
-
-    def differences(array: Array) -> Array:
-        return backend.pick(array, above) - backend.pick(array, below)
-
-    apart = differences(ordered)
-    slopes = differences(rising) / xp.where(apart > 0, apart, xp.full_like(apart, backend.resolution(apart)))
+    apart = backend.pick(levels, above) - backend.pick(levels, below)
+    rise = xp.abs(backend.pick(values, above) - backend.pick(values, below))
+    slopes = rise / xp.where(apart > 0, apart, xp.full_like(apart, backend.resolution(apart)))
+    if rising:
+        return slopes
     back = xp.argsort(order, axis=-1)
     return xp.take_along_axis(slopes, xp.broadcast_to(back, slopes.shape), axis=-1)
 

@@ -21,6 +21,8 @@ class Levels(NamedTuple):
     levels: Array
     probs: Array | None
     fixed: bool
+    rising: bool = False
+    """Whether they are known to be in increasing order."""
 
 
 def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None) -> Levels:

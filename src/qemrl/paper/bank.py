@@ -42,6 +42,11 @@ def standardised(name: str, law: Law) -> Law:
     )
 
 
+def with_atoms() -> set[str]:
+    """The names of the laws that are made of returns which come in lumps."""
+    return {"FrozenLake", *recorded()}
+
+
 @lru_cache(maxsize=1)
 def bank() -> dict[str, Law]:
     """All laws: six known ones, another mixture, FrozenLake's return, and returns of trained agents."""

@@ -1,6 +1,11 @@
-"""The errors of estimators whose weights are known: exact for given levels, averaged over draws of levels."""
+"""The errors of estimators whose weights are known: exact for given levels, averaged over draws of levels.
+
+For laws with atoms the means and covariances of learned quantiles are simulated: formulas of first order have infinite
+slopes there.
+"""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +30,21 @@ from qemrl.estimators import (
     uniform_levels,
 )
 from qemrl.estimators.basis import BasisName
+from qemrl.paper.bank import bank, with_atoms
+from qemrl.paper.item import Scale
+from qemrl.paper.simulated_noise import Simulated, regressed, sampled
+
+DRAWS = {"smoke": 40, "small": 400, "paper": 2_000}
+"""Draws of levels."""
+
+REPEATS = {"smoke": 2, "small": 20, "paper": 100}
+"""How many times as many for auto."""
+
+COPIES = {"smoke": 500, "small": 4_000, "paper": 20_000}
+"""Samples, and chains, that the errors of laws with atoms are simulated with."""
+
+REGRESSED = 2_000
+"""Steps of such a chain: of 0.1 standard deviations each, enough to forget where it began."""
 
 BLOCKS = 20
 """Draws of levels are put into so many blocks, whose spread gives intervals."""
@@ -118,31 +138,53 @@ class Errors(NamedTuple):
         return self.squares + self.variance
 
 
+Measure = Callable[[Float[np.ndarray, "draws n"]], tuple[np.ndarray, np.ndarray]]
 Key = tuple[str, str, str, str]
 """Condition, noise, law, arm."""
 
 
-def exact_errors(
-    laws: dict[str, Law], draws: int, rng: np.random.Generator, tick: Callable[[float], None]
+def often(
+    laws: dict[str, Law], scale: Scale, rng: np.random.Generator, tick: Callable[[float], None]
 ) -> dict[Key, Errors]:
-    """All arms under all conditions and noises; all see the same levels."""
+    """The plain mean and auto, with many more draws: whether one is 1% worse than the other takes them."""
+    arms, times = {name: arm for name, arm in exact_arms().items() if name in ("mean", "auto")}, REPEATS[scale]
+    rounds = []
+    for number in range(times):
+        rounds.append(exact_errors(laws, scale, rng, lambda x, n=number: tick((n + x) / times), arms))
+    return {
+        key: Errors(
+            float(np.mean([found[key].bias for found in rounds])),
+            np.concatenate([found[key].squares for found in rounds]),
+            np.concatenate([found[key].variance for found in rounds]),
+        )
+        for key in rounds[0]
+    }
+
+
+def exact_errors(
+    laws: dict[str, Law],
+    scale: Scale,
+    rng: np.random.Generator,
+    tick: Callable[[float], None],
+    arms: dict[str, Arm] | None = None,
+) -> dict[Key, Errors]:
+    """The given arms, or all, under all conditions and noises; all see the same levels."""
     results: dict[Key, Errors] = {}
-    arms, done = exact_arms(), 0
+    arms, done = arms or exact_arms(), 0
     for condition in CONDITIONS:
-        levels = condition.draw(rng, draws)
+        levels = condition.draw(rng, DRAWS[scale])
         fixed = {name: weights for name, arm in arms.items() if (weights := _weights(arm, levels, None)) is not None}
         for name, law in laws.items():
             values = law.quantile(levels)
-            covariances = {
-                noise: None if model is None else model.covariance(law, levels) for noise, model in NOISES.items()
-            }
+            measures = {noise: _measure(law, noise, levels, values, scale) for noise in NOISES}
             for label, arm in arms.items():
                 weights = fixed.get(label)
                 weights = _weights(arm, levels, values) if weights is None else weights
                 assert weights is not None
-                errors = ((weights * values).sum(-1) - law.mean).reshape(BLOCKS, -1)
-                for noise, covariance in covariances.items():
-                    spread = _quadratic(weights, covariance).reshape(BLOCKS, -1).mean(-1)
+                for noise, measure in measures.items():
+                    estimates, spread = measure(weights)
+                    errors = (estimates - law.mean).reshape(BLOCKS, -1)
+                    spread = spread.reshape(BLOCKS, -1).mean(-1)
                     key = (str(condition), noise, name, label)
                     results[key] = Errors(float(errors.mean()), (errors**2).mean(-1), spread)
             done += 1
@@ -160,9 +202,31 @@ def _weights(
     return None if slow is None else estimator.weights(levels, None, Evidence(slow=slow))[..., 0, :]
 
 
-def _quadratic(
-    weights: Float[np.ndarray, "draws n"], covariance: Float[np.ndarray, "draws n n"] | None
-) -> Float[np.ndarray, " draws"]:
-    if covariance is None:
-        return np.zeros(len(weights))
-    return (weights * (covariance @ weights[..., None])[..., 0]).sum(-1)
+def _measure(
+    law: Law, noise: str, levels: Float[np.ndarray, "draws n"], values: Float[np.ndarray, "draws n"], scale: Scale
+) -> Measure:
+    """What gives the mean and the variance of an estimate, from its weights."""
+    model = NOISES[noise]
+    if model is not None and law.name in with_atoms() and not isinstance(model, IndependentNoise):
+        simulated = _simulated(law.name, noise, scale)
+        return lambda weights: simulated.errors(weights, levels)
+    covariance = None if model is None else model.covariance(law, levels)
+
+    def measure(weights: Float[np.ndarray, "draws n"]) -> tuple[np.ndarray, np.ndarray]:
+        estimates = (weights * values).sum(-1)
+        if covariance is None:
+            return estimates, np.zeros(len(weights))
+        return estimates, (weights * (covariance @ weights[..., None])[..., 0]).sum(-1)
+
+    return measure
+
+
+@lru_cache(maxsize=64)
+def _simulated(name: str, noise: str, scale: Scale) -> Simulated:
+    law = next(law for law in bank().values() if law.name == name)
+    copies = COPIES[scale]
+    model = NOISES[noise]
+    if isinstance(model, SampleQuantileNoise):
+        return sampled(law, model.num_samples, copies, seed=1)
+    assert isinstance(model, SGDNoise)
+    return regressed(law, model.step, copies, REGRESSED, seed=1)

@@ -33,7 +33,7 @@ def test_innovation_and_curvature_are_derivatives_of_the_loss(kappa: float, weig
 
 def test_without_a_huber_part_by_hand():
     values, targets = jnp.asarray([0.0, 1.0, 2.0]), jnp.asarray([0.0, 1.01, 1.02, 5.0])
-    found = residuals(values, LEVELS, targets, kappa=0)
+    found = residuals(values, LEVELS, targets, kappa=0.0)
     np.testing.assert_allclose(found.innovations, [0.1 - 0.125, 0.5 - 0.25, 0.7 - 0.75], atol=1e-6)
     reach = WINDOW * np.std([0, 1, 2])
     np.testing.assert_allclose(found.curvature, np.array([0.25, 0.5, 0.0]) / (2 * reach), rtol=1e-5)

@@ -120,7 +120,7 @@ def test_decay_by_hand():
     np.testing.assert_allclose(model.estimate(midpoints(10), Evidence(step=0))[:2], [3, 1])
     np.testing.assert_allclose(model.estimate(midpoints(10), Evidence(step=100))[:2], [2, 1])
     np.testing.assert_allclose(model.estimate(midpoints(10), Evidence(step=300))[:2], [1.5, 1])
-    quick = DecayingVariance(TailVariance(3.0), over_steps=100, power=2)
+    quick = DecayingVariance(TailVariance(3.0), over_steps=100, power=2.0)
     np.testing.assert_allclose(quick.estimate(midpoints(10), Evidence(step=100))[0], 1.5)
 
 
@@ -158,10 +158,10 @@ def relative(found: np.ndarray, truth: np.ndarray) -> float:
 def test_the_slope_of_exact_quantiles_gives_the_covariance_of_learning(name: str):
     law, levels = LAWS[name], midpoints(256)
     evidence = Evidence(slow=law.quantile(levels))
-    sgd = SparsityVariance(power=1, shrinkage=0, full=True).estimate(levels, evidence)
+    sgd = SparsityVariance(power=1, shrinkage=0.0, full=True).estimate(levels, evidence)
     assert relative(np.asarray(sgd), SGDNoise().covariance(law, levels)) < 0.1
     inner = slice(16, -16)  # the slope between neighbours is not that at the ends of heavy tails
-    sample = np.asarray(SparsityVariance(shrinkage=0, full=True).estimate(levels, evidence))[inner, inner]
+    sample = np.asarray(SparsityVariance(shrinkage=0.0, full=True).estimate(levels, evidence))[inner, inner]
     assert relative(sample, SampleQuantileNoise().covariance(law, levels)[inner, inner]) < 0.1
 
 
@@ -189,14 +189,12 @@ def test_what_is_missing_is_named():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SparsityVariance(power=3), "power"),  # pyright: ignore[reportArgumentType]
-        (lambda: SparsityVariance(source="own"), "source"),  # pyright: ignore[reportArgumentType]
         (lambda: SparsityVariance(reach=0), "reach"),
         (lambda: SparsityVariance(shrinkage=1.5), "shrinkage"),
         (lambda: HeadsVariance(shrinkage=-0.1), "shrinkage"),
-        (lambda: ResidualVariance(shrinkage=2), "shrinkage"),
+        (lambda: ResidualVariance(shrinkage=2.0), "shrinkage"),
         (lambda: DecayingVariance(over_steps=0), "over_steps"),
-        (lambda: CountedVariance(power=0), "power"),
+        (lambda: CountedVariance(power=0.0), "power"),
     ],
 )
 def test_bad_settings_are_refused(make, message: str):

@@ -96,7 +96,7 @@ def test_a_claim_has_one_threshold():
 
 
 def test_every_item_of_the_catalogue_is_there_under_its_name():
-    assert len(BY_NAME) == len(ITEMS) == 11
+    assert len(BY_NAME) == len(ITEMS) == 14
     for item in ITEMS:
         assert item.summary
 

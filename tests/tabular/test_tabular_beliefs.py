@@ -47,6 +47,8 @@ def test_td_residuals_give_the_covariance_of_constant_step_regression(name: str)
     learning = Learning(Quantiles(16, QEM(4, model)), 100_000, Steps((step,)), record_every=100_000, belief_rate=1e-6)
     beliefs = learn(mdp, learning, range(2), policy=np.zeros(1, int)).beliefs
     assert beliefs is not None
+    assert beliefs.innovations is not None
+    assert beliefs.curvature is not None
     truth = SGDNoise(step).covariance(law.law, midpoints(16))
     for products, density in zip(beliefs.innovations[:, 0, 0], beliefs.curvature[:, 0, 0], strict=True):
         found = step * products / (density[:, None] + density[None, :])
@@ -67,8 +69,9 @@ MODELS: list[EstimatedVariance] = [
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_q_is_the_estimate_with_the_evidence_of_each_state_and_action(model: EstimatedVariance):
+    qem = QEM(2, model)
     heads = 2 if {"twin", "heads"} & set(model.needs) else 1
-    representation = Quantiles(8, QEM(2, model), num_heads=heads)
+    representation = Quantiles(8, qem, num_heads=heads)
     mdp = frozen_lake()
     history = learn(mdp, Learning(representation, 400, record_every=400, belief_rate=0.05), [3])
     rows = history.table[0].reshape(*history.table.shape[1:3], heads, 8)
@@ -88,7 +91,7 @@ def test_q_is_the_estimate_with_the_evidence_of_each_state_and_action(model: Est
                 curvature=None if beliefs.curvature is None else beliefs.curvature[0, s, a],
             )
             known = Evidence(*(None if each is None else jnp.asarray(each, jnp.float32) for each in evidence))
-            estimates.append(representation.estimator.mean(jnp.asarray(rows[s, a, head]), midpoints(8), None, known))
+            estimates.append(qem.mean(jnp.asarray(rows[s, a, head]), midpoints(8), None, known))
         np.testing.assert_allclose(history.q[0, -1, s, a], np.mean(estimates), atol=2e-5)
 
 
@@ -109,6 +112,7 @@ def test_a_slow_row_is_the_mean_of_the_visits_at_first():
     history = learn(mdp, learning, [0], policy=np.zeros(1, int))
     before = np.concatenate([[np.nan * history.rows[0, 0, 0]], history.rows[0, :-1, 0]])  # the first was not recorded
     assert history.beliefs is not None
+    assert history.beliefs.slow is not None
     found = 20 * history.beliefs.slow[0, 0, 0] - before[1:].sum(0)
     moved = history.rows[0, 0, 0] - found
     levels = midpoints(4)

@@ -162,7 +162,7 @@ def _moments(
         places = jnp.broadcast_to(places, dist.values.shape).ravel()
         seen = jnp.zeros(size).at[places].add(1.0)
 
-        def mean(each: Float[Array, "batch members n"], old: Float[Array, " n"]) -> Float[Array, " n"]:
+        def mean(each: Float[Array, "batch members n"], old: Float[Array, " grid"]) -> Float[Array, " grid"]:
             sums = jnp.zeros(size).at[places].add(each.ravel())
             return jnp.where(seen > 0, sums / jnp.maximum(seen, 1.0), old)
 

@@ -58,7 +58,7 @@ CASES = (
     Case("minatar", "minatar", "qem-dqn", ("slope of a twin", "heads"), heads=2),
     Case("minatar", "minatar", "iqem-dqn", ("slope of a slow copy", "TD residuals")),
     Case("atari", "pong", "qem-dqn", ("slope of a slow copy", "TD residuals")),
-    Case("mujoco", "half-cheetah", "qem-dsac-mlp", ("slope of a twin", "heads", "TD residuals")),
+    Case("half-cheetah", "half-cheetah", "qem-dsac-mlp", ("slope of a twin", "heads", "TD residuals")),
 )
 
 

@@ -235,9 +235,9 @@ class QEM:
             )
         if not (self.needs and known.fixed):
             return known
-        arrays = [each for each in evidence or () if hasattr(each, "ndim") and each.ndim]
         rank = 1 if model is None else model.ndim
-        model = model if model is not None else arrays[0] if arrays else known.levels
+        if model is None:
+            model = next((each for each in evidence or () if getattr(each, "ndim", 0)), known.levels)
         levels, probs = (
             None if each is None else backend.lifted(backend.constant(each, model), rank)
             for each in (known.levels, known.probs)

@@ -86,7 +86,7 @@ class DecayingVariance:
     initial: VarianceModel = field(default_factory=lambda: TailVariance(1.5))
     """v, where learning begins."""
 
-    over_steps: float = 100_000
+    over_steps: int = 100_000
     """How many steps it takes to halve what differs from one, with a power of 1."""
 
     power: float = 1.0
@@ -94,8 +94,8 @@ class DecayingVariance:
 
     def __post_init__(self) -> None:
         _require_power(self.power)
-        if not (math.isfinite(self.over_steps) and self.over_steps > 0):
-            raise ValueError(f"over_steps must be positive and finite, got {self.over_steps}")
+        if self.over_steps < 1:
+            raise ValueError(f"over_steps must be at least 1, got {self.over_steps}")
 
     needs = ("step",)
     full = False
@@ -269,8 +269,8 @@ def slope(
         raise ValueError("the slope of a quantile function needs at least two quantiles")
     levels, values = _aligned(levels, values)
     xp = namespace(values)
-    if not rising:
-        order = xp.argsort(levels, axis=-1)
+    order = None if rising else xp.argsort(levels, axis=-1)
+    if order is not None:
         levels = xp.take_along_axis(levels, order, axis=-1)
         values = xp.take_along_axis(values, xp.broadcast_to(order, values.shape), axis=-1)
     above = [min(place + reach, count - 1) for place in range(count)]
@@ -278,7 +278,7 @@ def slope(
     apart = backend.pick(levels, above) - backend.pick(levels, below)
     rise = xp.abs(backend.pick(values, above) - backend.pick(values, below))
     slopes = rise / xp.where(apart > 0, apart, xp.full_like(apart, backend.resolution(apart)))
-    if rising:
+    if order is None:
         return slopes
     back = xp.argsort(order, axis=-1)
     return xp.take_along_axis(slopes, xp.broadcast_to(back, slopes.shape), axis=-1)

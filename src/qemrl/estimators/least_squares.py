@@ -14,8 +14,10 @@ from qemrl.estimators import backend
 from qemrl.estimators.backend import Array
 from qemrl.estimators.basis import CLIP, columns, triple_products
 
-Column = Float[Array, "*batch n"]
-Scalar = Float[Array, "*batch 1"]
+Column = Float[Array, "... n"]
+"""Levels, precisions and weights; where one has no axes before its last, it is shared."""
+
+Scalar = Float[Array, "... 1"]
 
 
 def fixed_weights(

@@ -62,17 +62,17 @@ class Condition(NamedTuple):
     """Where the levels come from, and how many there are."""
 
     sampler: str
-    count: int
+    num_levels: int
 
     def __str__(self) -> str:
-        return f"{self.sampler} {self.count}"
+        return f"{self.sampler} {self.num_levels}"
 
     def draw(self, rng: np.random.Generator, draws: int) -> Float[np.ndarray, "draws n"]:
         """Levels, one set for each draw; midpoints are the same in all and given once for each block."""
         if self.sampler == "midpoints":
-            return np.tile(midpoints(self.count), (BLOCKS, 1))
+            return np.tile(midpoints(self.num_levels), (BLOCKS, 1))
         sample = {"uniform": uniform_levels, "stratified": stratified_levels}[self.sampler]
-        return np.clip(sample(rng, (draws, self.count)), 1e-4, 1 - 1e-4)
+        return np.clip(sample(rng, (draws, self.num_levels)), 1e-4, 1 - 1e-4)
 
 
 CONDITIONS = tuple(

@@ -128,7 +128,7 @@ def _advance(steps: int) -> Callable[..., Chain]:
 def _learn(chain: Chain, seen: tuple[Array, Array, Array]) -> tuple[Chain, None]:
     number, reward, mask = seen
     levels = jnp.asarray(midpoints(COUNT), jnp.float32)
-    found = residuals(chain.values, levels, reward[None], kappa=0)
+    found = residuals(chain.values, levels, reward[None], kappa=0.0)
     products = found.innovations[:, None] * found.innovations[None, :]
     directions = levels[None, :] - (reward < chain.heads).astype(jnp.float32)
     snapshots = jax.lax.cond(

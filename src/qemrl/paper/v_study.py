@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from qemrl import figures
@@ -295,14 +295,12 @@ def _heat(
     rows: list[str],
     columns: list[str],
 ) -> None:
-    colours = mpl.colors.LinearSegmentedColormap.from_list(
-        "ratio", [figures.COLOURS["blue"], "white", figures.COLOURS["orange"]]
-    )
+    colours = LinearSegmentedColormap.from_list("ratio", [figures.COLOURS["blue"], "white", figures.COLOURS["orange"]])
     axis.imshow(np.log10(np.maximum(values, 1e-9)), cmap=colours, norm=TwoSlopeNorm(0.0, -1.5, 1.5), aspect="auto")
     for row, column in np.ndindex(*values.shape):
-        text = _short(values[row, column])
+        text = _short(float(values[row, column]))
         if worst is not None:
-            text += f" | {_short(worst[row, column])}"
+            text += f" | {_short(float(worst[row, column]))}"
         axis.text(column, row, text, ha="center", va="center", fontsize=6, color=figures.INK)
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xticks(range(len(columns)), columns)

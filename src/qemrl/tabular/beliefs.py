@@ -82,7 +82,7 @@ def beliefs_after(
         slow = slow.at[place].add(rate * (row - slow[place]))
     if innovations is not None and curvature is not None:
         levels = jnp.asarray(midpoints(representation.num_quantiles), row.dtype)
-        found = residuals(representation.heads(row), levels, representation.heads(targets), kappa=0)
+        found = residuals(representation.heads(row), levels, representation.heads(targets), kappa=0.0)
         moved = found.innovations
         if _is_full(representation):
             products = jnp.mean(moved[:, :, None] * moved[:, None, :], axis=0)

@@ -170,8 +170,8 @@ def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[C
 
 def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable, Callable]:
     representation = learning.representation
-    heads = representation.num_heads if isinstance(representation, Quantiles) else 1
-    believes = isinstance(representation, Quantiles) and bool(representation.needs)
+    quantiles = representation if isinstance(representation, Quantiles) else None
+    heads = 1 if quantiles is None else quantiles.num_heads
 
     def begin(model: _Model, key: PRNGKeyArray) -> _State:
         table_key, state_key = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
@@ -179,16 +179,16 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         zero = jnp.zeros((), jnp.int32)
         first = _index(model.first_ends, jax.random.uniform(state_key))
         table = representation.init(table_key, shape[:2])
-        beliefs = begin_beliefs(representation, table) if believes else None
+        beliefs = begin_beliefs(quantiles, table) if quantiles is not None and quantiles.needs else None
         return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero, beliefs)
 
     def estimate(model: _Model, now: _State, place: Any = ...) -> Float[Array, "*batch"]:
         """Q of all actions, in a state or in all."""
         rows = now.table[place]
-        if not believes:
+        if quantiles is None or now.beliefs is None:
             return rows @ model.weights
         visits = now.counts[place].sum(-1)
-        return representation.q(rows, evidence_at(representation, now.beliefs, rows, now.step, visits, place))
+        return quantiles.q(rows, evidence_at(quantiles, now.beliefs, rows, now.step, visits, place))
 
     def greedy(model: _Model, now: _State, state: Int[Array, ""]) -> Int[Array, ""]:
         return jnp.argmax(estimate(model, now, state)).astype(jnp.int32)
@@ -225,11 +225,11 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
             chosen = jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
             direction = jnp.where(chosen, direction, 0.0)
         beliefs = now.beliefs
-        if believes:
+        if quantiles is not None and beliefs is not None:
             seen = now.counts[now.state, action].sum()
             rate = jnp.maximum(learning.belief_rate, 1 / (seen.astype(jnp.float32) + 1))
             targets = reward + discount * next_row
-            beliefs = beliefs_after(representation, beliefs, (now.state, action), row, targets, rate)
+            beliefs = beliefs_after(quantiles, beliefs, (now.state, action), row, targets, rate)
         row = row + learning.learning_rate(now.step) * direction
         age = now.age + 1
         over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)

@@ -107,7 +107,7 @@ def evidence_of(
     )
 
 
-def _at(levels: Float[Array, "*shared n"], moments: Any) -> Float[Array, "*shared n"]:
+def _at(levels: Any, moments: Any) -> Float[Array, "*shared n"]:
     grid = jnp.asarray(midpoints(moments.shape[-1]), jnp.float32)
     return jnp.interp(jnp.asarray(levels, jnp.float32), grid, moments)
 

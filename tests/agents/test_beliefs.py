@@ -19,6 +19,7 @@ from qemrl.distributional.residuals import residuals
 from qemrl.estimators import (
     QEM,
     CountedVariance,
+    CVaR,
     DecayingVariance,
     EmpiricalMean,
     EstimatedVariance,
@@ -175,7 +176,7 @@ def test_moments_of_drawn_levels_are_kept_on_a_grid():
     assert (np.asarray(beliefs.innovations) > 0).all()
     dist = algorithm.distribution(state.params, batches[0].observation)
     evidence = evidence_of(beliefs, dist, needs_of(config.estimator))
-    assert evidence is not None
+    assert isinstance(evidence, Evidence)
     assert evidence.curvature is not None
     expected = np.interp(midpoints(8), midpoints(GRID), beliefs.curvature)
     np.testing.assert_allclose(evidence.curvature, expected, rtol=1e-5)
@@ -244,6 +245,16 @@ def test_what_cannot_be_known_is_refused(make, message: str):
         make()
 
 
+def test_a_measure_of_risk_decides_by_itself():
+    config = replace(BASE, estimator=QEM(2, ResidualVariance()))
+    algorithm, state, batches = learned(config, 3)
+    seen = batches[0].observation
+    values = curves(config, state.params.network, seen)
+    expected = np.asarray(CVaR(0.3).mean(values, midpoints(8)))[:, 0].argmax(-1)
+    np.testing.assert_array_equal(algorithm.decide(state.params, seen, None, CVaR(0.3)), expected)
+    assert np.isfinite(list(algorithm.inspect(state.params, seen).values())).all()
+
+
 def test_a_bonus_goes_with_an_estimated_v():
     config = replace(BASE, estimator=QEM(2, ResidualVariance()), exploration=Optimism(QEMSpread(QEM(2))))
     algorithm, state, batches = learned(config, 1)
@@ -252,13 +263,7 @@ def test_a_bonus_goes_with_an_estimated_v():
     assert actions.shape == (16,)
 
 
-CONTINUOUS = [
-    DecayingVariance(over_steps=50),
-    SparsityVariance(source="twin"),
-    HeadsVariance(),
-    ResidualVariance(),
-    ResidualVariance(full=True),
-]
+CONTINUOUS = [DecayingVariance(over_steps=50), SparsityVariance(source="twin"), ResidualVariance(full=True)]
 
 
 @pytest.mark.parametrize("model", CONTINUOUS, ids=str)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
-from qemrl.agents.beliefs import Beliefs, evidence_of, look, needs_of
+from qemrl.agents.beliefs import Beliefs, at_step, evidence_of, look, needs_of
 from qemrl.agents.beliefs import begin as begin_beliefs
 from qemrl.agents.estimates import estimate, numbers_of
 from qemrl.agents.names import VALUE_AGENTS
@@ -241,11 +241,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
             shape = (*dist.values.shape[:2], goal.values.shape[-1])
             return dist, goal._replace(values=jnp.broadcast_to(goal.values, shape))
 
-        beliefs = look(beliefs, number, getattr(representation, "kappa", 1.0), predict)
-        if beliefs.step is not None:
-            steps = config.learning_starts + number.astype(jnp.float32) * config.update_every
-            beliefs = beliefs._replace(step=steps)
-        return beliefs
+        beliefs = look(beliefs, estimator, number, getattr(representation, "kappa", 1.0), predict)
+        return at_step(beliefs, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every)
 
     def distribution(params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         action = policy.mode(params.policy(observation)) if actions is None else from_box(box, actions)

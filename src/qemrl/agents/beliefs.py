@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from qemrl.agents.estimates import Weights
 from qemrl.distributional.residuals import residuals
 from qemrl.estimators import QEM, EstimatedVariance, Evidence, Statistic, midpoints
 from qemrl.exploration.novelty import Counts, Novelty, place_of
@@ -22,6 +23,9 @@ GRID = 32
 
 MOMENTS_EVERY = 25
 """So many updates pass from one look at TD errors to the next, so that looking costs little."""
+
+SHARED = {"step", "innovations", "curvature"}
+"""Evidence that is the same in all states."""
 
 MOMENTS_RATE = 0.01
 """The least weight of a look in the running moments; the first looks are averaged."""
@@ -42,6 +46,9 @@ class Beliefs(NamedTuple):
     innovations: Float[Array, " n"] | Float[Array, "n n"] | None = None
     curvature: Float[Array, " n"] | None = None
     """At the quantiles' levels, or on the grid; averaged over all that was learned from."""
+
+    weights: Float[Array, " n"] | None = None
+    """The estimator's weights, where they are the same for all that is estimated until the next update."""
 
 
 def needs_of(estimator: Statistic) -> tuple[str, ...]:
@@ -64,13 +71,32 @@ def begin(estimator: Statistic, representation: Any, spec: EnvSpec, slow: Any) -
         size = representation.num_quantiles if isinstance(representation, FixedQuantiles) else GRID
         innovations = jnp.eye(size) if is_full(estimator) else jnp.ones(size)
         curvature = jnp.ones(size)
-    return Beliefs(
+    beliefs = Beliefs(
         jnp.zeros(()) if "step" in needs else None,
         Novelty().start(1, spec) if "visits" in needs else None,
         slow,
         innovations,
         curvature,
     )
+    alike = bool(needs) and set(needs) <= SHARED and isinstance(representation, FixedQuantiles)
+    return beliefs._replace(weights=_weights(estimator, representation.num_quantiles, beliefs)) if alike else beliefs
+
+
+def _weights(estimator: Statistic, count: int, beliefs: Beliefs) -> Float[Array, " n"]:
+    assert isinstance(estimator, QEM)
+    evidence = Evidence(step=beliefs.step, innovations=beliefs.innovations, curvature=beliefs.curvature)
+    levels = jnp.asarray(midpoints(count), jnp.float32)
+    return estimator.weights(levels, None, evidence)[0]
+
+
+def at_step(beliefs: Beliefs, estimator: Statistic, step: Float[Array, ""]) -> Beliefs:
+    """With another time, if it matters."""
+    if beliefs.step is None:
+        return beliefs
+    beliefs = beliefs._replace(step=step)
+    if beliefs.weights is None:
+        return beliefs
+    return beliefs._replace(weights=_weights(estimator, beliefs.weights.shape[-1], beliefs))
 
 
 def visits_of(beliefs: Beliefs | None, observation: Any) -> Float[Array, "batch actions"] | None:
@@ -86,13 +112,15 @@ def evidence_of(
     needs: tuple[str, ...],
     slow: Float[Array, "batch members ... n"] | None = None,
     visits: Float[Array, "batch actions"] | None = None,
-) -> Evidence | None:
-    """The evidence on the errors of distributions [batch, members, ..., n].
+) -> Evidence | Weights | None:
+    """The evidence on the errors of distributions [batch, members, ..., n], or the weights that follow from it.
 
     The twin of a member is the one before it; the heads are all members.
     """
     if beliefs is None or not needs:
         return None
+    if beliefs.weights is not None:
+        return Weights(beliefs.weights)
     innovations, curvature = beliefs.innovations, beliefs.curvature
     if curvature is not None and (jnp.ndim(dist.levels) > 1 or curvature.shape[-1] != dist.values.shape[-1]):
         innovations, curvature = (_at(dist.levels, moments) for moments in (innovations, curvature))
@@ -123,6 +151,7 @@ def count(beliefs: Beliefs, observation: Any, actions: Int[Array, " batch"]) -> 
 
 def look(
     beliefs: Beliefs,
+    estimator: Statistic,
     number: Int[Array, ""],
     kappa: float,
     predict: Callable[[], tuple[ReturnDist, ReturnDist]],
@@ -134,12 +163,15 @@ def look(
     if beliefs.curvature is None:
         return beliefs
 
-    def now() -> tuple[Array, Array]:
-        return _moments(beliefs, number, *predict(), kappa)
+    def now() -> tuple[Array, Array, Array | None]:
+        innovations, curvature = _moments(beliefs, number, *predict(), kappa)
+        after = beliefs._replace(innovations=innovations, curvature=curvature)
+        size = curvature.shape[-1]
+        return innovations, curvature, None if beliefs.weights is None else _weights(estimator, size, after)
 
-    kept = (beliefs.innovations, beliefs.curvature)
-    innovations, curvature = jax.lax.cond(number % MOMENTS_EVERY == 0, now, lambda: kept)
-    return beliefs._replace(innovations=innovations, curvature=curvature)
+    kept = (beliefs.innovations, beliefs.curvature, beliefs.weights)
+    innovations, curvature, weights = jax.lax.cond(number % MOMENTS_EVERY == 0, now, lambda: kept)
+    return beliefs._replace(innovations=innovations, curvature=curvature, weights=weights)
 
 
 def _moments(

@@ -1,6 +1,6 @@
 """How agents turn return distributions into numbers: Q for them, and figures for people."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -10,9 +10,19 @@ from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles
 from qemrl.types import ReturnDist
 
 
-def estimate(estimator: Statistic, dist: ReturnDist, evidence: Evidence | None = None) -> Float[Array, "*batch"]:
+class Weights(NamedTuple):
+    """The weights that follow from evidence, where they have been computed before."""
+
+    of_mean: Float[Array, " n"]
+
+
+def estimate(
+    estimator: Statistic, dist: ReturnDist, evidence: Evidence | Weights | None = None
+) -> Float[Array, "*batch"]:
     """Q: the one place where a return distribution becomes a number."""
-    if isinstance(estimator, QEM) and estimator.needs:
+    if isinstance(evidence, Weights) and isinstance(estimator, QEM) and estimator.needs:
+        return jnp.matmul(dist.values, evidence.of_mean, precision="highest")
+    if isinstance(estimator, QEM) and not isinstance(evidence, Weights):
         return estimator.mean(dist.values, dist.levels, dist.probs, evidence)
     return estimator.mean(dist.values, dist.levels, dist.probs)
 
@@ -39,7 +49,7 @@ def require_fit(estimator: Any, representation: Any) -> None:
 
 
 def numbers_of(
-    estimator: Statistic, representation: Any, dist: ReturnDist, evidence: Evidence | None = None
+    estimator: Statistic, representation: Any, dist: ReturnDist, evidence: Evidence | Weights | None = None
 ) -> dict[str, Float[Array, ""]]:
     """What the distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean."""
     numbers = {"dist/q": jnp.mean(estimate(estimator, dist, evidence))}
@@ -50,7 +60,7 @@ def numbers_of(
             jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
         )
         numbers["dist/r_squared"] = jnp.mean(r_squared(qem.without_evidence, dist.values, dist.levels))
-        difference = qem.mean(dist.values, dist.levels, None, evidence) - EmpiricalMean().mean(dist.values, dist.levels)
+        difference = estimate(qem, dist, evidence) - EmpiricalMean().mean(dist.values, dist.levels)
         numbers["dist/qem_minus_mean"] = jnp.mean(difference)
         numbers["dist/std"] = jnp.mean(jnp.std(dist.values, axis=-1))
     return numbers

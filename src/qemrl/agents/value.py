@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.algorithm import AgentState, Algorithm, Update, View
 from qemrl.agents.averaging import SLOW_RATE, Online, SlowCopy, Snapshots, mixed
-from qemrl.agents.beliefs import Beliefs, count, evidence_of, look, needs_of, require_evidence, visits_of
+from qemrl.agents.beliefs import Beliefs, at_step, count, evidence_of, look, needs_of, require_evidence, visits_of
 from qemrl.agents.beliefs import begin as begin_beliefs
-from qemrl.agents.estimates import estimate, numbers_of, require_fit
+from qemrl.agents.estimates import Weights, estimate, numbers_of, require_fit
 from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimiser import AdamConfig, begin, descend
 from qemrl.distributional.bellman import backup
@@ -167,7 +167,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
 
     def judged(
         params: Knowledge, network: Network, observation: Any, purpose: Purpose, key: Key | None
-    ) -> tuple[ReturnDist, Evidence | None]:
+    ) -> tuple[ReturnDist, Evidence | Weights | None]:
         """A network's return distributions, or those of the slow copy if it decides, and what is known of them."""
         beliefs = params.beliefs
         if isinstance(averaging, SlowCopy):
@@ -178,7 +178,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
 
     def evidence_on(
         params: Knowledge, observation: Any, dist: ReturnDist, purpose: Purpose, key: Key | None
-    ) -> Evidence | None:
+    ) -> Evidence | Weights | None:
         beliefs = params.beliefs
         if beliefs is None or not needs:
             return None
@@ -245,10 +245,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
             dist = evaluated(before, batch.observation, "target", jax.random.fold_in(key, 1))
             return choose(dist, jnp.broadcast_to(batch.action[:, None], dist.values.shape[:2])), goal
 
-        beliefs = look(count(beliefs, batch.observation, batch.action), number, kappa, predict)
-        if beliefs.step is not None:
-            steps = config.learning_starts + number.astype(jnp.float32) * config.update_every
-            beliefs = beliefs._replace(step=steps)
+        beliefs = look(count(beliefs, batch.observation, batch.action), estimator, number, kappa, predict)
+        beliefs = at_step(beliefs, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every)
         if keeps_slow:
             beliefs = beliefs._replace(slow=mixed(beliefs.slow, after, slow_rate))
         return beliefs
@@ -267,7 +265,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return worth(params, observation, estimator)
 
     def worth(params: Knowledge, observation: Any, statistic: Statistic) -> Float[Array, "batch actions"]:
-        return jnp.mean(estimate(statistic, *judged(params, params.network, observation, "report", None)), axis=1)
+        dist, evidence = judged(params, params.network, observation, "report", None)
+        return jnp.mean(estimate(statistic, dist, evidence if statistic is estimator else None), axis=1)
 
     def decide(
         params: Knowledge, observation: Any, mask: Bool[Array, "batch actions"] | None, risk: Statistic | None

@@ -72,7 +72,7 @@ def batch(reward, discount, mask=None, weight=None, action=None) -> Batch:
 def learned(config, online, target, transitions, spec=SPEC):
     """Parameters, loss and losses of one update, with the weights [outputs] of the only layer."""
     _, fresh, program = prepared(config, spec)
-    state = AgentState(network(fresh, online), fresh.learning, network(fresh, target))
+    state = AgentState(network(fresh, online), fresh.learning, network(fresh, target).network)
     params, _, update = program(state, transitions, KEY)
     weight = np.asarray(jax.tree.leaves(params)[0]).reshape(np.shape(online))
     return weight, float(update.loss), np.asarray(update.priorities) ** 2

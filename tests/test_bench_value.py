@@ -33,7 +33,7 @@ TINY = ValueConfig(representation=FixedQuantiles(8), network=NetworkConfig(width
 
 
 def network(config: AgentConfig, task: str):
-    return jax.eval_shape(make_agent(config, SPECS[task]).init, jax.random.key(0)).params
+    return jax.eval_shape(make_agent(config, SPECS[task]).init, jax.random.key(0)).params.network
 
 
 def test_multiply_adds_are_those_of_the_layers():
@@ -55,7 +55,7 @@ def test_operations_of_an_update_agree_with_those_that_xla_counts():
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     lowered = jax.jit(algorithm.update).lower(state, random_batch(spec, 128, 0), jax.random.key(0), np.int32(0))
     counted = (lowered.compile().cost_analysis() or {})["flops"]
-    assert update_operations(state.params, spec, 128) == pytest.approx(counted, rel=0.15)
+    assert update_operations(state.params.network, spec, 128) == pytest.approx(counted, rel=0.15)
 
 
 def test_layers_that_see_many_levels_are_not_counted():

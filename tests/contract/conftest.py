@@ -39,15 +39,6 @@ SWITCHED = ("dqn", "c51", "qem-dqn", "iqem-dqn", "td3", "dsac-mlp")
 """Whose switches are tried. Those of the others are the same code, and compiling them takes long."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a preset on one worker: its loops take long to compile."""
-    for item in items:
-        params = getattr(getattr(item, "callspec", None), "params", {})
-        preset = params.get("system", params.get("switched"))
-        if preset is not None:
-            item.add_marker(pytest.mark.xdist_group(preset))
-
-
 @pytest.fixture(autouse=True)
 def quick_compilation() -> Iterator[None]:
     before = jax.config.read("jax_disable_most_optimizations")

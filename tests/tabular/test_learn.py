@@ -342,12 +342,12 @@ def test_other_estimators_lengths_and_processes_of_the_same_shape_compile_nothin
     learn(lake, learning, range(2))
     programs: list[Any] = list(_programs(_shared(learning), lake.reward_laws))
     kept = _programs.cache_info().misses
-    assert [program._cache_size() for program in programs] == [1, 1]
+    assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))
     learn(lake, replace(learning, representation=Quantiles(3, QEM(order=2))), range(2))
     learn(lake, replace(learning, steps=60), range(2))
     learn(frozen_lake(["FFFG", "FHFF", "FHFF", "SFFF"], discount=0.9), learning, range(2))
     assert _programs.cache_info().misses == kept
-    assert [program._cache_size() for program in programs] == [1, 1]
+    assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, replace(learning, epsilon=Steps((0.5,))), range(2))
     assert _programs.cache_info().misses == kept + 1

@@ -11,9 +11,12 @@ import pytest
 from PIL import Image
 
 import qemrl
+from qemrl.agents.averaging import SlowCopy
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import ValueConfig
 from qemrl.cli import main
+from qemrl.cli_runs import _configure
+from qemrl.representations import FixedQuantiles
 from qemrl.training import checkpoint
 from qemrl.training.config import read_config
 from qemrl.training.run_directory import RunDirectory
@@ -57,6 +60,15 @@ def test_options_reach_the_configuration(run):
     assert config.agent.estimator == qemrl.QEM(variance=qemrl.TailVariance(1.2))
     assert config.agent.replay.n_step == 3
     assert config.agent.double
+
+
+@pytest.mark.parametrize("words", [("--representation.num-heads", "3"), ("--representation.num-heads=3",)])
+def test_heads_are_there_before_the_estimator_that_needs_them(words):
+    config, _ = _configure("qem-dqn", "CartPole-v1", ["--estimator", "qem-heads", *words, "--averaging", "slow-copy"])
+    assert isinstance(config.agent, ValueConfig)
+    assert config.agent.representation == FixedQuantiles(51, num_heads=3)
+    assert config.agent.estimator == qemrl.QEM(variance=qemrl.HeadsVariance())
+    assert config.agent.averaging == SlowCopy()
 
 
 def test_a_run_leaves_records_evaluations_a_checkpoint_and_a_mark(run):

@@ -212,6 +212,10 @@ def _configure(preset: str, env: str | None, words: list[str]) -> "tuple[RunConf
         require(config.protocol is not None, f"--protocol is for Atari games, and {env} is none")
         require(protocol in ATARI_PROTOCOLS, f"there is no protocol `{protocol}`: {', '.join(ATARI_PROTOCOLS)}")
         config = replace(config, protocol=protocol_for(env, protocol))
+    heads = _take(words, "--representation.num-heads")
+    if heads is not None:  # before the estimator, which may need them
+        agent = replace_at(config.agent, "representation.num_heads", _whole("--representation.num-heads", heads))
+        config = replace(config, agent=agent)
     parts = {field: known for field, known in PARTS.items() if hasattr(config.agent, field)}
     for field, known in parts.items():
         name = _take(words, f"--{field}")

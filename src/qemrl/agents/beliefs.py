@@ -217,7 +217,7 @@ def require_evidence(estimator: Any, representation: Any, members: int, numbered
         raise ValueError(f"{name} with source='slow': these agents have no slow copy that acts; use source='twin'")
     if members < 2 and ("twin" in needs or "heads" in needs):
         raise ValueError(
-            f"{name} compares learners, and there is one; set num_heads of FixedQuantiles (--representation.num-heads 2)"
+            f"{name} compares learners, and there is one; give FixedQuantiles num_heads (--representation.num-heads 2)"
         )
     if is_full(estimator) and "innovations" in needs and isinstance(representation, ImplicitQuantiles):
         raise ValueError(f"{name} keeps the covariance of fixed levels; with ImplicitQuantiles use full=False")

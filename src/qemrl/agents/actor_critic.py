@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
+from qemrl.agents.averaging import mixed
 from qemrl.agents.beliefs import Beliefs, at_step, evidence_of, look, needs_of
 from qemrl.agents.beliefs import begin as begin_beliefs
 from qemrl.agents.estimates import estimate, numbers_of
@@ -195,15 +196,12 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
             actor,
             log_temperature,
             learning._replace(
-                target_critics=moved(learning.target_critics, params.critics),
-                target_policy=None if slow is None else moved(slow, actor),
+                target_critics=mixed(learning.target_critics, params.critics, config.polyak),
+                target_policy=None if slow is None else mixed(slow, actor, config.polyak),
                 policy_optimiser=policy_optimiser,
                 temperature_optimiser=temperature_optimiser,
             ),
         )
-
-    def moved(slow: Any, online: Any) -> Any:
-        return jax.tree.map(lambda old, new: old + config.polyak * (new - old), slow, online)
 
     def update(
         state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]

@@ -72,11 +72,13 @@ class Snapshots:
 
     def curves(self, frozen: Any, evaluate: Callable[[Any], ReturnDist]) -> ReturnDist:
         """The mean of the target networks' return distributions."""
-        # Levels that are not drawn are no arrays of JAX and stay what they are.
-        first = jax.tree.map(lambda leaf: leaf[0], frozen)
-        shape = evaluate(first)
-        values, probs = jax.vmap(lambda network: (evaluate(network).values, evaluate(network).probs))(frozen)
-        if probs is None:
-            return shape._replace(values=jnp.mean(values, axis=0))
-        probs = jnp.mean(probs, axis=0)
-        return ReturnDist(jnp.mean(values, axis=0), jnp.cumsum(probs, axis=-1) - probs / 2, probs)
+
+        def parts(network: Any) -> tuple[Any, Any]:
+            dist = evaluate(network)
+            return dist.values, dist.probs
+
+        values, probs = (None if each is None else jnp.mean(each, axis=0) for each in jax.vmap(parts)(frozen))
+        if probs is not None:
+            return ReturnDist(values, jnp.cumsum(probs, axis=-1) - probs / 2, probs)
+        # All snapshots have the same levels; fixed ones are no arrays of JAX, and must stay so to be known in advance.
+        return evaluate(jax.tree.map(lambda leaf: leaf[0], frozen))._replace(values=values)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.agents.estimates import Weights
 from qemrl.distributional.residuals import residuals
-from qemrl.estimators import QEM, EstimatedVariance, Evidence, Statistic, midpoints
+from qemrl.estimators import QEM, Evidence, Statistic, midpoints
 from qemrl.exploration.novelty import Counts, Novelty, place_of
 from qemrl.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.types import EnvSpec, ReturnDist
@@ -58,7 +58,7 @@ def needs_of(estimator: Statistic) -> tuple[str, ...]:
 
 def is_full(estimator: Statistic) -> bool:
     """Whether the estimator takes errors at different levels to be correlated."""
-    return isinstance(estimator, QEM) and isinstance(estimator.variance, EstimatedVariance) and estimator.variance.full
+    return isinstance(estimator, QEM) and estimator.full
 
 
 def begin(estimator: Statistic, representation: Any, spec: EnvSpec, slow: Any) -> Beliefs | None:

@@ -19,10 +19,10 @@ class Weights(NamedTuple):
 def estimate(
     estimator: Statistic, dist: ReturnDist, evidence: Evidence | Weights | None = None
 ) -> Float[Array, "*batch"]:
-    """Q: the one place where a return distribution becomes a number."""
-    if isinstance(evidence, Weights) and isinstance(estimator, QEM) and estimator.needs:
+    """Q: the one place where a return distribution becomes a number; evidence is that of this very estimator."""
+    if isinstance(evidence, Weights):
         return jnp.matmul(dist.values, evidence.of_mean, precision="highest")
-    if isinstance(estimator, QEM) and not isinstance(evidence, Weights):
+    if isinstance(estimator, QEM):
         return estimator.mean(dist.values, dist.levels, dist.probs, evidence)
     return estimator.mean(dist.values, dist.levels, dist.probs)
 

@@ -166,10 +166,10 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return representation.evaluate(network.head, network.torso(observation), purpose, key)
 
     def judged(
-        params: Knowledge, network: Network, observation: Any, purpose: Purpose, key: Key | None
+        params: Knowledge, observation: Any, purpose: Purpose, key: Key | None
     ) -> tuple[ReturnDist, Evidence | Weights | None]:
-        """A network's return distributions, or those of the slow copy if it decides, and what is known of them."""
-        beliefs = params.beliefs
+        """The return distributions of the network, or of the slow copy if that decides, and what is known of them."""
+        network, beliefs = params
         if isinstance(averaging, SlowCopy):
             assert beliefs is not None
             network = beliefs.slow
@@ -190,7 +190,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         params: Knowledge, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
     ) -> tuple[Int[Array, " envs"], Any]:
         dist_key, choice_key = jax.random.split(key)
-        dist, evidence = judged(params, params.network, view.observation, "act", dist_key)
+        dist, evidence = judged(params, view.observation, "act", dist_key)
         q = estimate(estimator, dist, evidence)
         situation = Situation(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
         return config.exploration.choose(acting, situation, choice_key, evaluating)
@@ -200,7 +200,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         choice_key, target_key = jax.random.split(key)
         seen = batch.next_observation
         if config.double or isinstance(averaging, SlowCopy):
-            choice, evidence = judged(params, params.network, seen, "act", choice_key)
+            choice, evidence = judged(params, seen, "act", choice_key)
         else:
             choice = averaging.curves(target, partial(evaluated, observation=seen, purpose="act", key=choice_key))
             evidence = evidence_on(params, seen, choice, "act", choice_key)
@@ -255,7 +255,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return averaging.refreshed(state.frozen, state.params.network)
 
     def distribution(params: Knowledge, observation: Any, actions: Int[Array, " batch"] | None = None) -> ReturnDist:
-        dist, _ = judged(params, params.network, observation, "report", None)
+        dist, _ = judged(params, observation, "report", None)
         if actions is None:
             return dist
         members = jnp.broadcast_to(actions[:, None], dist.values.shape[:2])
@@ -265,7 +265,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return worth(params, observation, estimator)
 
     def worth(params: Knowledge, observation: Any, statistic: Statistic) -> Float[Array, "batch actions"]:
-        dist, evidence = judged(params, params.network, observation, "report", None)
+        dist, evidence = judged(params, observation, "report", None)
         return jnp.mean(estimate(statistic, dist, evidence if statistic is estimator else None), axis=1)
 
     def decide(
@@ -274,7 +274,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return jnp.argmax(allowed(worth(params, observation, risk or estimator), mask), axis=-1).astype(jnp.int32)
 
     def inspect(params: Knowledge, observation: Any) -> dict[str, Float[Array, ""]]:
-        return numbers_of(estimator, representation, *judged(params, params.network, observation, "report", None))
+        return numbers_of(estimator, representation, *judged(params, observation, "report", None))
 
     every = config.target_every // config.update_every
     start, earned = partial(config.exploration.start, spec=spec), config.exploration.reward

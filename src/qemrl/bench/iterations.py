@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.agents.algorithm import View
+from qemrl.agents.algorithm import Algorithm, View
 from qemrl.agents.domains import Domain
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.bench.roofline import update_operations
@@ -98,7 +98,7 @@ def random_batch(spec: EnvSpec, batch_size: int, seed: int) -> Batch:
 def make_update(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled update from a fixed batch, always from the same parameters."""
     algorithm = make_agent(config, spec)
-    state, batch, key = _fixed(config, spec)
+    state, batch, key = fixed_inputs(config, spec)
     update = jax.jit(algorithm.update)
     return lambda: update(state, batch, key, np.int32(0))
 
@@ -106,23 +106,30 @@ def make_update(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
 def make_iteration(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled iteration: an update, and as many single actions as there are between updates."""
     algorithm = make_agent(config, spec)
-    state, batch, key = _fixed(config, spec)
+    state, batch, key = fixed_inputs(config, spec)
     seen = batch.observation[: config.update_every, None]
 
     @jax.jit
     def iteration(state: Any, batch: Any, seen: Any) -> Any:
-        def act(acting: Any, observation: Any) -> tuple[Any, Any]:
-            view = View(observation, None, jnp.zeros(1, bool))
-            actions, acting = algorithm.act(state.params, acting, view, jnp.int32(10**6), key, False)
-            return acting, actions
-
-        _, actions = jax.lax.scan(act, algorithm.start(1), seen)
+        actions = act_in_turn(algorithm, state.params, seen, key)
         return algorithm.update(state, batch, key, jnp.int32(0)), actions
 
     return lambda: iteration(state, batch, seen)
 
 
-def _fixed(config: AgentConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:
+def act_in_turn(algorithm: Algorithm, params: Any, seen: Any, key: Any) -> Any:
+    """The actions of one environment in observations [steps, 1, ...], one after the other."""
+
+    def act(acting: Any, observation: Any) -> tuple[Any, Any]:
+        view = View(observation, None, jnp.zeros(1, bool))
+        actions, acting = algorithm.act(params, acting, view, jnp.int32(10**6), key, False)
+        return acting, actions
+
+    return jax.lax.scan(act, algorithm.start(1), seen)[1]
+
+
+def fixed_inputs(config: AgentConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:
+    """A fresh state of the agent, a batch and a key."""
     init_key, key = jax.random.split(jax.random.key(0))
     state = jax.jit(make_agent(config, spec).init)(init_key)
     return state, jax.device_put(random_batch(spec, config.batch_size, 0)), key

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qemrl.agents.algorithm import View
 from qemrl.agents.beliefs import MOMENTS_EVERY
 from qemrl.agents.domains import Domain
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
-from qemrl.bench.iterations import SPECS, Overhead, overhead_of, random_batch
+from qemrl.bench.iterations import SPECS, Overhead, act_in_turn, fixed_inputs, overhead_of
 from qemrl.bench.timing import time_in_turns
 from qemrl.estimators import (
     QEM,
@@ -91,20 +90,13 @@ def configurations(case: Case) -> dict[str, AgentConfig]:
 def make_iterations(config: AgentConfig, spec: EnvSpec, count: int) -> Callable[[], Any]:
     """A call of so many compiled iterations: an update, and as many single actions as there are between updates."""
     algorithm = make_agent(config, spec)
-    init_key, key = jax.random.split(jax.random.key(0))
-    first = jax.jit(algorithm.init)(init_key)
-    batch = jax.device_put(random_batch(spec, config.batch_size, 0))
+    first, batch, key = fixed_inputs(config, spec)
     seen = batch.observation[: config.update_every, None]
 
     @jax.jit
     def iterations(state: Any, batch: Any, seen: Any) -> Any:
         def iterate(learned: Any, number: Any) -> tuple[Any, Any]:
-            def act(acting: Any, observation: Any) -> tuple[Any, Any]:
-                view = View(observation, None, jnp.zeros(1, bool))
-                actions, acting = algorithm.act(learned[0], acting, view, jnp.int32(10**6), key, False)
-                return acting, actions
-
-            _, actions = jax.lax.scan(act, algorithm.start(1), seen)
+            actions = act_in_turn(algorithm, learned[0], seen, key)
             now = state._replace(params=learned[0], learning=learned[1])
             params, learning, update = algorithm.update(now, batch, jax.random.fold_in(key, number), number)
             return (params, learning), (actions, update.loss)

@@ -142,6 +142,11 @@ class QEM:
         return self.variance.needs if isinstance(self.variance, EstimatedVariance) else ()
 
     @property
+    def full(self) -> bool:
+        """Whether V is a whole covariance, and the fit that of generalised least squares."""
+        return isinstance(self.variance, EstimatedVariance) and self.variance.full
+
+    @property
     def without_evidence(self) -> "QEM":
         """Itself, or where V needs evidence the same with equal variances."""
         return replace(self, variance=ConstantVariance()) if self.needs else self
@@ -245,12 +250,12 @@ class QEM:
         return Levels(levels, probs, fixed=False, rising=bool((np.diff(known.levels) > 0).all()))
 
     def _sampled_mean_weights(self, known: Levels, evidence: Evidence | None) -> Array:
-        if isinstance(self.variance, EstimatedVariance) and self.variance.full:
+        if self.full:
             return self._correlated_weights(known, evidence)[..., 0, :]
         return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known, evidence))
 
     def _sampled_weights(self, known: Levels, evidence: Evidence | None) -> list[Array]:
-        if isinstance(self.variance, EstimatedVariance) and self.variance.full:
+        if self.full:
             rows = self._correlated_weights(known, evidence)
             return [rows[..., k, :] for k in range(self.order)]
         return sampled_weights(self.basis, self.order, known.levels, self._precision(known, evidence))

@@ -156,8 +156,7 @@ def _estimate(name: str, arm: Arm, chain: Chain, step: int) -> Float[np.ndarray,
     }[arm.averaging]
     if not isinstance(arm.estimator, QEM) or not arm.estimator.needs:
         return arm.estimator.mean(values, midpoints(COUNT))
-    full = getattr(arm.estimator.variance, "full", False)
-    products = chain.innovations if full else np.einsum("cii->ci", chain.innovations)
+    products = chain.innovations if arm.estimator.full else np.einsum("cii->ci", chain.innovations)
     evidence = Evidence(
         step=step,
         visits=np.full(len(values), float(step)),

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.distributional.residuals import residuals
 from qemrl.estimators.estimator import QEM
-from qemrl.estimators.evidence import EstimatedVariance, Evidence
+from qemrl.estimators.evidence import Evidence
 from qemrl.estimators.levels import midpoints
 from qemrl.tabular.representations import Quantiles
 
@@ -38,8 +38,7 @@ def begin(representation: Quantiles, table: Float[Array, "s a d"]) -> Beliefs:
 
 def _is_full(representation: Quantiles) -> bool:
     assert isinstance(representation.estimator, QEM)
-    assert isinstance(representation.estimator.variance, EstimatedVariance)
-    return representation.estimator.variance.full
+    return representation.estimator.full
 
 
 def evidence_at(

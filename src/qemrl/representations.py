@@ -227,11 +227,31 @@ class ImplicitHead(eqx.Module):
         self, features: Features, levels: Float[Array, "rows n"], key: Key | None
     ) -> Float[Array, "batch n actions"]:
         """The values at levels [batch, n], or [1, n] for all alike; φ(τ) = gate(W cos(π i τ) + b), i = 1 … n."""
+        embedded, last = self._embedded(levels), self.streams.linear
+        if levels.shape[0] > 1 or last is None:
+            return self.streams(features[:, None, :] * embedded, key)[..., 0]
+        # Σ_f ψ_bf φ_nf W_af as (ψ W) φ: never an array of batch x levels x features.
+        weighed = features[:, None, :] * last.weight[None, :, :]
+        values = jax.lax.dot_general(weighed, embedded[0], (((2,), (1,)), ((), ())))
+        return values.swapaxes(1, 2) + last.bias[None, None, :]
+
+    def of_actions(
+        self, features: Features, levels: Float[Array, "rows n"], actions: Actions, key: Key | None
+    ) -> Float[Array, "batch n"]:
+        """The values of one action for each row of the batch."""
+        last = self.streams.linear
+        if levels.shape[0] > 1 or last is None:
+            return taken(self(features, levels, key).swapaxes(1, 2), actions)
+        # A product with ones and zeros, because XLA is slow to add up the gradients of rows that are looked up.
+        chosen = jax.nn.one_hot(actions, self.streams.num_actions, dtype=jnp.float32)
+        values = (features * (chosen @ last.weight)) @ self._embedded(levels)[0].T
+        return values + (chosen @ last.bias)[:, None]
+
+    def _embedded(self, levels: Float[Array, "rows n"]) -> Float[Array, "rows n features"]:
         frequencies = jnp.pi * jnp.arange(1, self.embedding.weight.shape[1] + 1, dtype=jnp.float32)
         cosines = jnp.cos(levels[..., None] * frequencies[None, None, :])
         embedded = self.embedding(cosines, None)
-        embedded = GATES[self.gate](embedded if self.norm is None else self.norm(embedded))
-        return self.streams(features[:, None, :] * embedded, key)[..., 0]
+        return GATES[self.gate](embedded if self.norm is None else self.norm(embedded))
 
 
 @dataclass(frozen=True)
@@ -257,6 +277,12 @@ class ImplicitQuantiles:
     """How the K levels are drawn; `stratified` and `midpoints` take most of the sampling noise out of Q.
 
     `cumulative` is DSAC's: the middles of random intervals that fill [0, 1], each of which counts by its width.
+    """
+
+    share_levels: bool = False
+    """Whether the transitions of a batch share their levels, which saves most of the work on small networks.
+
+    Each transition's levels are distributed as before, so expected gradients are the same; IQN draws them apart.
     """
 
     num_cosines: int = 64
@@ -294,7 +320,7 @@ class ImplicitQuantiles:
             fixed = midpoints(count)
             values = head(features, jnp.asarray(fixed, jnp.float32)[None], noise_key)
             return ReturnDist(values.swapaxes(1, 2)[:, None], fixed)
-        levels, probs = LEVEL_SAMPLERS[sampler](levels_key, (features.shape[0], count))
+        levels, probs = LEVEL_SAMPLERS[sampler](levels_key, (self._rows(features), count))
         values = head(features, levels, noise_key).swapaxes(1, 2)
         return ReturnDist(values[:, None], levels[:, None, None], None if probs is None else probs[:, None, None])
 
@@ -303,13 +329,17 @@ class ImplicitQuantiles:
     ) -> Float[Array, "batch members"]:
         """The quantile Huber loss: summed over own levels, averaged over the target's atoms."""
         noise_key, levels_key = jax.random.split(key)
-        levels, _ = LEVEL_SAMPLERS[self.learning_levels](levels_key, (features.shape[0], self.num_levels))
-        values = taken(head(features, levels, noise_key).swapaxes(1, 2), actions)
+        levels, _ = LEVEL_SAMPLERS[self.learning_levels](levels_key, (self._rows(features), self.num_levels))
+        values = head.of_actions(features, levels, actions, noise_key)
         return quantile_huber(values[:, None], levels[:, None], target.values, _target_probs(target), self.kappa)
 
     def optimiser(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
         """The usual one."""
         return usual
+
+    def _rows(self, features: Features) -> int:
+        """How many sets of levels are drawn."""
+        return 1 if self.share_levels else features.shape[0]
 
     def _drawn(self, purpose: Purpose) -> tuple[LevelSampler, int]:
         if purpose == "report":

@@ -56,6 +56,12 @@ class ActionStreams(eqx.Module):
         self.value = Stream(config, features, outputs, value_key) if config.dueling else None
         self.num_actions = num_actions
 
+    @property
+    def linear(self) -> Linear | None:
+        """The one layer, without noise, that this is; None if it is more than that."""
+        first, *further = self.advantage.layers
+        return first if isinstance(first, Linear) and not further and self.value is None else None
+
     def __call__(
         self, features: Float[Array, "*batch features"], key: Key | None
     ) -> Float[Array, "*batch actions outputs"]:

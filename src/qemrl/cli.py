@@ -22,6 +22,7 @@ import qemrl
 from qemrl import cli_runs
 from qemrl.bench.command import bench_actor_critic, bench_value, bench_variance
 from qemrl.cli_studies import compare, demo, show
+from qemrl.cli_sweep import sweep
 from qemrl.console import UsageError, require, table, working, write_json
 from qemrl.statistics import Interval
 
@@ -214,6 +215,7 @@ COMMANDS: Tree = {
     "train": cli_runs.train,
     "resume": cli_runs.resume,
     "evaluate": cli_runs.evaluate,
+    "sweep": sweep,
     "reproduce": reproduce,
     "bench": {
         "estimator": bench_estimator,

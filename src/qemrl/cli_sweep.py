@@ -1,0 +1,232 @@
+"""The command that does a grid of runs: sweep."""
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import rich
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from tyro.conf import Positional
+
+from qemrl.console import require, table, usage, working
+
+if TYPE_CHECKING:
+    from qemrl.experiments.engines import Engine
+    from qemrl.experiments.forecast import Forecast
+    from qemrl.experiments.sweep import Standing, Sweep
+
+
+def sweep(
+    file: Positional[str],
+    out: Path,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    dry_run: bool = False,
+    cores: int | None = None,
+    cpus_per_run: int = 1,
+    gpus_per_run: float = 0.0,
+    memory_per_run: float | None = None,
+    retries: int = 10,
+    trial_seconds: float = 5.0,
+) -> None:
+    """Do all runs of a grid: every algorithm on every environment with every seed.
+
+    What is finished in the folder is left alone, what was interrupted goes on from its last checkpoint. A run that
+    fails does not stop the others; the same command tries it again.
+
+    Args:
+        file: A TOML file with presets, envs, seeds, steps and overrides, or a ready-made grid of `qemrl list`.
+        out: The folder of the sweep; each run has a run directory in it.
+        engine: `local` is a process for each core of this machine, `ray` a Ray cluster.
+        address: The Ray cluster, HOST:PORT or `auto`; without it one is started here, on the loopback interface.
+        dry_run: Only say what is left to do: runs, core-hours, memory and storage, from speeds measured now.
+        cores: How many cores of this machine to use; all by default.
+        cpus_per_run: Cores, and threads, of each run; results are the same, byte for byte, only for the same number.
+        gpus_per_run: GPUs of each run, for Ray.
+        memory_per_run: Gigabytes that are set aside for each run; estimated from its replay by default.
+        retries: How often Ray tries a run again whose node died.
+        trial_seconds: How long a kind of run is tried out for --dry-run.
+    """
+    require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
+    require(cpus_per_run >= 1, f"--cpus-per-run must be at least 1; got {cpus_per_run}")
+    require(0 <= gpus_per_run < 1e6, f"--gpus-per-run must not be negative; got {gpus_per_run:g}")
+    require(memory_per_run is None or memory_per_run > 0, f"--memory-per-run must be positive; got {memory_per_run}")
+    require(retries >= 0, f"--retries must not be negative; got {retries}")
+    require(0 < trial_seconds < 1e6, f"--trial-seconds must be positive; got {trial_seconds:g}")
+    require(engine == "ray" or address is None, "--address is for --engine ray")
+    require(engine == "ray" or gpus_per_run == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
+    require(address is None or cores is None, "--cores is for this machine; the cluster at --address has its own")
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    from qemrl.experiments.forecast import needs_of
+    from qemrl.experiments.grid import read_grid
+    from qemrl.experiments.sweep import Sweep
+
+    with usage():
+        asked = Sweep(read_grid(file), out)
+        if dry_run:
+            _forecast(asked, cpus_per_run, cores, trial_seconds)
+            return
+        memory = None if memory_per_run is None else round(memory_per_run * 1e9)
+        needs = needs_of(asked.missing, cpus_per_run, gpus_per_run, memory)
+    finished = len(asked.runs) - len(asked.missing)
+    print(f"{len(asked.runs)} runs in {out}, {finished} of them finished", flush=True)
+    if not asked.missing:
+        return
+    from qemrl.training.train import asked_to_stop
+
+    with usage(), _engine(engine, address, cores, retries, out) as works, asked_to_stop() as signals, _watch() as watch:
+        standings = asked.drive(works, needs, watch, lambda: bool(signals))
+    _conclude(standings, signals, file, out)
+
+
+@contextlib.contextmanager
+def _engine(name: str, address: str | None, cores: int | None, retries: int, out: Path) -> "Iterator[Engine]":
+    from qemrl.experiments.engines import LocalEngine
+
+    if name == "ray":
+        from qemrl.experiments.ray_engine import RayEngine
+
+        engine: Engine = RayEngine(address, cores, retries)
+    else:
+        engine = LocalEngine(cores, out / "programs")
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextlib.contextmanager
+def _watch() -> "Iterator[Callable[[Sequence[Standing]], None]]":
+    """A live table in a terminal; elsewhere a line for each run that begins or ends."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        yield Lines()
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(standings: "Sequence[Standing]") -> None:
+            live.update(standings_table(standings, max(5, console.height - 6)), refresh=True)
+
+        yield show
+
+
+class Lines:
+    """Prints a line for each run that begins to learn or ends."""
+
+    def __init__(self) -> None:
+        self.said: dict[Path, str] = {}
+
+    def __call__(self, standings: "Sequence[Standing]") -> None:
+        """Say what is new."""
+        for standing in standings:
+            state = standing.state.value
+            before = self.said.get(standing.path)
+            if before != state and (before is not None or state not in ("finished", "waiting")):
+                print("  ".join(part for part in _words(standing) if part), flush=True)
+            self.said[standing.path] = state
+
+
+def standings_table(standings: "Sequence[Standing]", rows: int) -> Table:
+    """A table of the runs: those that run first, as many as there are rows, and how many more there are."""
+    from qemrl.experiments.sweep import State
+
+    counts = {state: sum(standing.state is state for standing in standings) for state in State}
+    title = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
+    columns = ("algorithm", "environment", ">seed", "state", ">step", ">of", ">steps/s", ">return", ">left")
+    shown = table(title, *columns)
+    colours = {State.RUNNING: "cyan", State.FAILED: "red", State.FINISHED: "green"}
+    order = list(State)
+    ranked = sorted(standings, key=lambda standing: order.index(standing.state))
+    for standing in ranked[:rows]:
+        run = standing.run
+        state = standing.state.value
+        colour = colours.get(standing.state)
+        shown.add_row(
+            escape(run.arm),
+            escape(run.config.env),
+            str(run.config.seed),
+            f"[{colour}]{state}" if colour else state,
+            f"{standing.step:,}",
+            f"{run.config.whole_steps:,}",
+            "" if standing.steps_per_second is None else f"{standing.steps_per_second:,.0f}",
+            "" if standing.score is None else f"{standing.score:,.1f}",
+            "" if standing.seconds_left is None else _duration(standing.seconds_left),
+        )
+    if len(ranked) > rows:
+        shown.caption = f"… and {len(ranked) - rows} more"
+    return shown
+
+
+def _words(standing: "Standing") -> tuple[str, ...]:
+    run = standing.run
+    name = f"{run.arm} on {run.config.env}, seed {run.config.seed}: {standing.state.value}"
+    score = "" if standing.score is None else f"return {standing.score:,.1f}"
+    step = f"step {standing.step:,} of {run.config.whole_steps:,}" if standing.step else ""
+    return (name, step, score, standing.cause or "")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _conclude(standings: "Sequence[Standing]", signals: list[int], file: str, out: Path) -> None:
+    """Say how all runs stand, and end the process accordingly."""
+    from qemrl.experiments.sweep import State
+
+    rich.print(standings_table(standings, len(standings)))
+    failed = [standing for standing in standings if standing.state is State.FAILED]
+    for standing in failed:
+        print(f"failed: {standing.path}: {standing.cause}", file=sys.stderr)
+    again = f"qemrl sweep {shlex.quote(file)} --out {shlex.quote(str(out))}"
+    if signals:
+        print(f"qemrl: stopped, and saved; go on with: {again}", file=sys.stderr)
+        sys.exit(128 + signals[0])
+    if failed:
+        print(f"qemrl: {len(failed)} of {len(standings)} runs failed; try them again with: {again}", file=sys.stderr)
+        sys.exit(1)
+    print(f"finished: look at it with: qemrl report {shlex.quote(str(out))} --out report.html")
+
+
+def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> None:
+    from qemrl.experiments.engines import count_cores
+    from qemrl.experiments.forecast import forecast
+
+    with working("trying out the runs") as status:
+        costs = forecast(list(asked.standings.values()), cpus, seconds, lambda what: status.update(f"{what} …"))
+    left = sum(cost.runs for cost in costs)
+    print(f"{len(asked.runs)} runs, {len(asked.runs) - left} of them finished, {left} to do")
+    if not left:
+        return
+    columns = ("algorithm", "environment", ">runs", ">steps/s", ">core-hours", ">GB memory", ">GB disk", "speed from")
+    shown = table("What is left to do", *columns)
+    for cost in costs:
+        shown.add_row(
+            escape(cost.arm),
+            escape(cost.env),
+            str(cost.runs),
+            f"{cost.measured.steps_per_second:,.0f}",
+            f"{cost.core_hours:,.2f}",
+            f"{cost.memory_bytes / 1e9:.2f}",
+            f"{cost.storage_bytes / 1e9:.2f}",
+            cost.measured.source,
+        )
+    rich.print(shown)
+    _totals(costs, cpus, count_cores() if cores is None else cores)
+
+
+def _totals(costs: "Sequence[Forecast]", cpus: int, cores: int) -> None:
+    hours = sum(cost.core_hours for cost in costs)
+    disk = sum(cost.runs * cost.storage_bytes for cost in costs) / 1e9
+    at_once = max(1, cores // cpus)
+    print(f"together {hours:,.1f} core-hours: {hours / (at_once * cpus):,.1f} hours with {at_once} runs at a time here")
+    print(f"memory {at_once * max(cost.memory_bytes for cost in costs) / 1e9:,.1f} GB for {at_once} runs at a time")
+    print(f"storage {disk:,.1f} GB, of which most are replays in checkpoints")
+    print("Speeds that were tried out are without evaluations; memory and storage are of each run.")

@@ -1,0 +1,142 @@
+"""Engines: who does the runs of a sweep. An engine knows processes, not what they learn."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from qemrl.experiments.worker import cause_of_failure, command, with_environment
+from qemrl.training.memory import available_bytes
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run takes while it is going on."""
+
+    memory_bytes: int
+    cpus: int = 1
+    """Cores, and threads."""
+
+    gpus: float = 0.0
+
+
+class Ended(NamedTuple):
+    """A run that is no longer going on."""
+
+    path: Path
+    cause: str | None
+    """Why it failed; None if it did not, be it finished or asked to stop."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Does runs, each in a process of its own."""
+
+    def has_room(self, needs: Needs) -> bool:
+        """Whether one more run may be handed over now."""
+        ...
+
+    def start(self, path: Path, needs: Needs) -> None:
+        """Begin, or go on with, the run in this folder."""
+        ...
+
+    def ended(self) -> list[Ended]:
+        """The runs that have ended since this was last asked; it may wait a moment for one."""
+        ...
+
+    def stop(self) -> None:
+        """Let every run save its state and stop; back when all have."""
+        ...
+
+    def close(self) -> None:
+        """End every process at once; what was saved is kept."""
+        ...
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class LocalEngine:
+    """One process for each core of this machine, one thread each, as many as memory has room for."""
+
+    def __init__(self, cores: int | None = None, programs: Path | None = None) -> None:
+        """An engine with so many cores, by default all.
+
+        Args:
+            cores: How many may be busy at once.
+            programs: A folder for compiled programs, which runs that differ in their seeds only then share.
+        """
+        self.cores = count_cores() if cores is None else cores
+        self.programs = programs
+        if self.cores < 1:
+            raise ValueError(f"an engine needs at least one core, got {self.cores}")
+        free = available_bytes()
+        self.memory = None if free is None else 0.9 * free
+        self.running: dict[Path, tuple[subprocess.Popen[bytes], Needs]] = {}
+
+    def has_room(self, needs: Needs) -> bool:
+        """Whether cores are free, and the memory of all together would fit; one alone may always try."""
+        if not self.running:
+            return True
+        taken = [other for _, other in self.running.values()]
+        fits = self.memory is None or sum(each.memory_bytes for each in taken) + needs.memory_bytes <= self.memory
+        return fits and sum(each.cpus for each in taken) + needs.cpus <= self.cores
+
+    def start(self, path: Path, needs: Needs) -> None:
+        """Start a process; what it says goes into the file log.txt of the run's folder."""
+        with (path / "log.txt").open("ab") as log:
+            # In a session of its own: Ctrl-C comes here, and is passed on once.
+            process = subprocess.Popen(
+                command(path),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._variables(needs),
+                start_new_session=True,
+            )
+        self.running[path] = (process, needs)
+
+    def _variables(self, needs: Needs) -> dict[str, str]:
+        shared = {} if self.programs is None else {"JAX_COMPILATION_CACHE_DIR": str(self.programs.resolve())}
+        return {**shared, **with_environment(needs.cpus)}
+
+    def ended(self) -> list[Ended]:
+        """The runs whose process has ended."""
+        if self.running:
+            time.sleep(0.05)
+        over = [(path, process) for path, (process, _) in self.running.items() if process.poll() is not None]
+        for path, _ in over:
+            del self.running[path]
+        return [Ended(path, _cause(path, process.returncode)) for path, process in over]
+
+    def stop(self) -> None:
+        """Ask all to stop, and wait for them."""
+        self._signal(signal.SIGTERM)
+        for process, _ in self.running.values():
+            process.wait()
+
+    def close(self) -> None:
+        """Kill what is left."""
+        self._signal(signal.SIGKILL)
+        for process, _ in self.running.values():
+            process.wait()
+        self.running.clear()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process, _ in self.running.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+def _cause(path: Path, code: int) -> str | None:
+    if code == 0 or code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
+        return None
+    if code < 0:
+        hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+        return f"its process was ended by {signal.Signals(-code).name}{hint}"
+    return cause_of_failure(path) or f"its process ended with code {code}; see {path / 'log.txt'}"

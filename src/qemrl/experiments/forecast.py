@@ -1,0 +1,214 @@
+"""What a sweep will cost, before it begins: core-hours, memory and storage, from speeds that were measured.
+
+A speed is that of the runs in the folder, where there are some of the kind; else each kind of run is tried out for some
+seconds in a process like those of the sweep. Environments whose observations look alike count as one kind.
+"""
+
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qemrl.experiments.engines import Needs
+from qemrl.experiments.sweep import Standing, State
+from qemrl.experiments.worker import with_environment
+from qemrl.serialization import to_json
+from qemrl.training.config import RunConfig, domain_of, read_config
+from qemrl.training.loops import describe_environment, make_loop, replay_bytes
+from qemrl.types import EnvSpec
+
+PROCESS_BYTES = 1_200_000_000
+"""What a process takes besides its replay: 0.6 to 1.0 GB on MinAtar and MuJoCo, compilation included."""
+
+KEPT_CHECKPOINTS = 2
+RECORD_BYTES, EPISODE_BYTES = 700, 30
+"""A record in metrics.jsonl and timing.jsonl, and an episode of an evaluation, on the disk."""
+
+Kind = tuple[str, str, tuple[int, ...]]
+"""Algorithm, domain and shape of the observation: what speed depends on."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a kind of run."""
+
+    steps_per_second: float
+    process_bytes: int
+    """The most memory that the process took, less its replay."""
+
+    state_bytes: int
+    """A checkpoint, less the replay."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the runs of one algorithm on one environment will cost."""
+
+    arm: str
+    env: str
+    runs: int
+    """How many are not finished."""
+
+    measured: Measured
+    core_hours: float
+    """Of all of them, from where they are."""
+
+    memory_bytes: int
+    """Of each."""
+
+    storage_bytes: int
+    """Of each, when it is finished."""
+
+
+def needs_of(standings: Sequence[Standing], cpus: int, gpus: float, memory_bytes: int | None) -> dict[Path, Needs]:
+    """What each run takes; the memory that is given, or else an estimate."""
+    replays: dict[tuple[str, str], int] = {}
+    needs = {}
+    for standing in standings:
+        config = standing.run.config
+        key = (standing.run.arm, config.env)
+        if memory_bytes is None and key not in replays:
+            replays[key] = replay_bytes(config, describe_environment(config))
+        needs[standing.path] = Needs(memory_bytes or PROCESS_BYTES + replays[key], cpus, gpus)
+    return needs
+
+
+def forecast(standings: Sequence[Standing], cpus: int, seconds: float, tell: Callable[[str], None]) -> list[Forecast]:
+    """What is left of a sweep will cost so much.
+
+    Args:
+        standings: All runs of it.
+        cpus: The threads of each run.
+        seconds: How long a kind of run is tried out.
+        tell: Is told what is being measured.
+    """
+    groups: dict[tuple[str, str], list[Standing]] = {}
+    for standing in standings:
+        groups.setdefault((standing.run.arm, standing.run.config.env), []).append(standing)
+    specs = {env: describe_environment(group[0].run.config) for (_, env), group in groups.items()}
+    tried: dict[Kind, Measured] = {}
+    found = []
+    for (arm, env), group in groups.items():
+        left = [standing for standing in group if standing.state is not State.FINISHED]
+        if not left:
+            continue
+        config, spec = left[0].run.config, specs[env]
+        kind = (arm, domain_of(env), spec.observation_shape)
+        if kind not in tried:
+            tell(f"trying out {arm} on {env}")
+            tried[kind] = measure(config, spec, cpus, seconds)
+        measured = _from_runs(group, tried[kind]) or tried[kind]
+        steps = sum(standing.run.config.whole_steps - standing.step for standing in left)
+        hours = cpus * steps / measured.steps_per_second / 3600
+        replay = replay_bytes(config, spec)
+        found.append(
+            Forecast(
+                arm, env, len(left), measured, hours, measured.process_bytes + replay, storage(config, replay, measured)
+            )
+        )
+    return found
+
+
+def storage(config: RunConfig, replay: int, measured: Measured) -> int:
+    """The bytes of a finished run: its last checkpoints, records and evaluations."""
+    records = math.ceil(config.whole_steps / config.log_every)
+    evaluations = math.ceil(config.whole_steps / config.evaluate_every)
+    episodes = evaluations * config.evaluation_episodes
+    return KEPT_CHECKPOINTS * (measured.state_bytes + replay) + records * RECORD_BYTES + episodes * EPISODE_BYTES
+
+
+def _from_runs(group: Sequence[Standing], tried: Measured) -> Measured | None:
+    """The speed of runs of the group that have come some way, their evaluations included."""
+    steps, seconds, count = 0, 0.0, 0
+    for standing in group:
+        timing = _timing(standing.path / "timing.jsonl")
+        if len(timing) < 3:
+            continue
+        count += 1
+        for before, after in itertools.pairwise(timing):
+            covered = after["step"] - before["step"]
+            if covered > 0 and after["time/fps"]:
+                steps, seconds = steps + covered, seconds + covered / after["time/fps"]
+    if not seconds:
+        return None
+    source = f"{count} run{'s' if count > 1 else ''} in the folder"
+    return replace(tried, steps_per_second=steps / seconds, source=source)
+
+
+def _timing(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    *lines, _ = file.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Measured:
+    """What a short trial in a process of its own gives; evaluations are left out."""
+    config = _shortened(config)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(to_json(config), file)
+        file.flush()
+        words = [sys.executable, "-m", "qemrl.experiments.forecast", file.name, str(seconds)]
+        result = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(with_environment(cpus)),
+            stdin=subprocess.DEVNULL,
+        )
+    if result.returncode:
+        last = result.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        raise ValueError(f"{config.preset} on {config.env} could not be tried out: {last[0]}")
+    data = json.loads(result.stdout.splitlines()[-1])
+    replay = replay_bytes(config, spec)
+    process, state = max(0, data["peak_bytes"] - replay), max(0, data["checkpoint_bytes"] - replay)
+    return Measured(data["steps_per_second"], process, state, "tried out")
+
+
+def _shortened(config: RunConfig) -> RunConfig:
+    """The same run with a small replay, which learns from its first steps on."""
+    agent = config.agent
+    first = math.ceil(4 * max(agent.batch_size, config.num_envs) / agent.update_every) * agent.update_every
+    capacity = max(2_000, 4 * first, 64 * config.num_envs * agent.replay.n_step)
+    capacity = min(capacity - capacity % config.num_envs, agent.replay.capacity)
+    agent = replace(
+        agent, learning_starts=min(first, agent.learning_starts), replay=replace(agent.replay, capacity=capacity)
+    )
+    return replace(config, agent=agent)
+
+
+def try_out(config: RunConfig, seconds: float) -> dict[str, float]:
+    """The steps per second of a run, its memory and its checkpoint, measured here and now."""
+    loop = make_loop(config)
+    unit = config.pace.steps
+    loop.advance(config.pace.whole(max(config.agent.learning_starts, 1) + 2 * unit), False, lambda: False)
+    count, rate = 1, 0.0
+    began = time.perf_counter()
+    while True:
+        start, before = time.perf_counter(), loop.step
+        loop.advance(before + count * unit, False, lambda: False)
+        now = time.perf_counter()
+        rate = (loop.step - before) / (now - start)
+        if now - began >= seconds and now - start >= seconds / 4:
+            break
+        count = min(2 * count, max(1, math.ceil(seconds * rate / unit)))
+    checkpoint = sum(array.nbytes for array in loop.arrays().values())
+    # Linux counts in kilobytes, macOS in bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {"steps_per_second": rate, "peak_bytes": peak, "checkpoint_bytes": checkpoint}
+
+
+if __name__ == "__main__":
+    with Path(sys.argv[1]).open("rb") as stored:
+        print(json.dumps(try_out(read_config(json.load(stored)), float(sys.argv[2]))))

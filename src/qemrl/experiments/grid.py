@@ -1,0 +1,287 @@
+"""Grids: every algorithm on every environment with every seed, as a value or as a small TOML file.
+
+    presets = ["qr-dqn", "iqn", "iqn+stratified"]
+    envs = ["minatar/breakout", "minatar/asterix"]
+    seeds = 5
+    steps = 500_000
+
+    [overrides]
+    update_every = 8
+
+    [overrides.iqn]
+    representation.share_levels = true
+
+    [overrides."iqn+stratified"]
+    representation.acting_levels = "stratified"
+
+An algorithm is a preset, or `PRESET+NAME`, a variant of it. Overrides are settings of `qemrl train` by their dotted
+names; a table of them that bears the name of a preset holds for the preset and its variants, one with the name of a
+variant or an environment for that alone. What is more special comes later: preset, variant, environment.
+"""
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from qemrl.agents.parts import PARTS
+from qemrl.envs.atari import ATARI_PROTOCOLS, protocol_for
+from qemrl.serialization import suggestion, to_json
+from qemrl.training.config import RunConfig, configure, read_config
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(is_right(item) for item in value)
+
+
+def _are_names(value: Any) -> bool:
+    return _is_list(value, lambda item: isinstance(item, str))
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "presets": (_are_names, "a list of names"),
+    "envs": (_are_names, "a list of names"),
+    "seeds": (lambda value: _is_whole(value) or _is_list(value, _is_whole), "a number of seeds or a list of them"),
+    "steps": (_is_whole, "a whole number"),
+    "overrides": (lambda value: isinstance(value, dict), "a table of settings"),
+}
+"""The keys of a file, and what stands there."""
+
+KEYS = tuple(KINDS)
+AXES = ("preset", "env", "seed", "num_seeds", "steps", "agent")
+"""What of a run the grid itself says."""
+
+Overrides = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid: one algorithm, one environment, one seed."""
+
+    arm: str
+    """The algorithm's name in the grid."""
+
+    config: RunConfig
+
+    @property
+    def id(self) -> str:
+        """A hash of all that determines the run's results."""
+        spec = json.dumps(to_json(self.config), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(spec.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: what it is, for people, then its id."""
+        env = re.sub(r"[^\w.+-]", "-", self.config.env)
+        return f"{self.arm}_{env}_seed-{self.config.seed}_{self.id}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of runs.
+
+    Raises:
+        ValueError: Something in it makes no sense; the message says what, and what would.
+    """
+
+    presets: Sequence[str]
+    """Presets, and variants `PRESET+NAME` of them."""
+
+    envs: Sequence[str]
+    """Ids of environments."""
+
+    seeds: int | Sequence[int]
+    """How many seeds, counted from zero, or the seeds themselves."""
+
+    steps: int
+    """How many steps each run learns for."""
+
+    overrides: Overrides = field(default_factory=dict)
+    """Settings by name, and tables of them for some of the runs."""
+
+    def __post_init__(self) -> None:
+        for name in ("presets", "envs"):
+            _require_names(name, getattr(self, name))
+        for arm in self.presets:
+            if not re.fullmatch(r"[a-z0-9-]+(\+[\w.-]+)?", arm):
+                raise ValueError(
+                    f"presets: {arm!r} is neither a preset nor PRESET+NAME, with a name of letters, digits"
+                )
+        if not self.seed_list:
+            raise ValueError(f"seeds must be a number of seeds or a list of them, got {self.seeds!r}")
+        _require_distinct("seeds", self.seed_list)
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps!r}")
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        """All seeds."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
+
+    def runs(self) -> list[Run]:
+        """Every run, seed by seed: whenever a sweep stops, all algorithms have about as many seeds."""
+        runs = [
+            Run(arm, self.config(arm, env, seed))
+            for seed in self.seed_list
+            for env in self.envs
+            for arm in self.presets
+        ]
+        for first, second in _twins(runs):
+            raise ValueError(
+                f"{first.arm} and {second.arm} are the same on {first.config.env}: give {second.arm} settings of its "
+                f'own under [overrides."{second.arm}"], or leave it out'
+            )
+        return runs
+
+    def config(self, arm: str, env: str, seed: int) -> RunConfig:
+        """The configuration of one run."""
+        settings = self._settings(arm, env)
+        num_envs = settings.pop("num_envs", 1)
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ValueError(f"overrides: num_envs must be a whole number of at least 1, got {num_envs!r}")
+        config = configure(_preset(arm), env, self.steps, seed, num_envs=num_envs)
+        data = to_json(config)
+        for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):  # a part before its settings
+            _set(data, path, value, config)
+        try:
+            return read_config(data)
+        except ValueError as error:
+            raise ValueError(f"overrides for {arm} on {env}: {error}") from error
+
+    def as_json(self) -> dict[str, Any]:
+        """The grid as plain data; `Grid(**data)` is the grid again."""
+        lists = {"presets": list(self.presets), "envs": list(self.envs), "seeds": list(self.seed_list)}
+        return {**lists, "steps": self.steps, "overrides": dict(self.overrides)}
+
+    def _settings(self, arm: str, env: str) -> dict[str, Any]:
+        """The settings of a run by their dotted names."""
+        scopes = {*self.presets, *(_preset(each) for each in self.presets), *self.envs}
+        general = {name: value for name, value in self.overrides.items() if name not in scopes}
+        layers: list[Overrides] = [general]
+        for scope in dict.fromkeys((_preset(arm), arm, env)):
+            layer = self.overrides.get(scope, {})
+            if not isinstance(layer, Mapping):
+                raise ValueError(f"overrides: {scope} must be a table of settings, got {layer!r}")
+            layers.append(layer)
+        settings: dict[str, Any] = {}
+        for layer in layers:
+            for path, value in _flat(layer, ""):
+                if "+" in path or "/" in path:
+                    raise ValueError(f"overrides: no run is called {path.split('.')[0]!r}; {suggestion(path, scopes)}")
+                settings[path] = value
+        return settings
+
+
+def read_grid(file: str | Path) -> Grid:
+    """The grid of a TOML file, or the ready-made grid of that name."""
+    path = Path(file)
+    if not path.exists() and path.name == str(file):
+        ready = ready_made()
+        if path.stem not in ready:
+            raise ValueError(
+                f"there is no file {file} and no ready-made grid of that name; {suggestion(path.stem, ready)}"
+            )
+        text = ready[path.stem]
+    else:
+        text = path.read_text(encoding="utf-8")
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is not TOML: {error}") from error
+    for key in data:
+        if key not in KEYS:
+            raise ValueError(f"{file}: a grid has no key {key!r}; {suggestion(key, KEYS)}")
+    missing = [key for key in KEYS[:-1] if key not in data]
+    if missing:
+        raise ValueError(f"{file}: a grid needs {', '.join(KEYS[:-1])}; missing: {', '.join(missing)}")
+    for key, value in data.items():
+        is_right, kind = KINDS[key]
+        if not is_right(value):
+            raise ValueError(f"{file}: {key} must be {kind}, got {value!r}")
+    try:
+        return Grid(**data)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def ready_made() -> dict[str, str]:
+    """The text of each grid that comes with the library, by name."""
+    folder = resources.files("qemrl") / "grids"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
+
+
+def summary(text: str) -> str:
+    """What a grid is, from the comment in its first line."""
+    return text.splitlines()[0].removeprefix("#").strip()
+
+
+def _preset(arm: str) -> str:
+    return arm.partition("+")[0]
+
+
+def _twins(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if run.id in seen:
+            yield seen[run.id], run
+        seen[run.id] = run
+
+
+def _flat(layer: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted names; dashes are as good as underscores."""
+    for name, value in layer.items():
+        path = f"{above}{name.replace('-', '_') if '+' not in name and '/' not in name else name}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _set(data: dict[str, Any], path: str, value: Any, config: RunConfig) -> None:
+    """Put a value into a configuration's JSON; what kind of value it must be is checked when that is read."""
+    *above, name = path.split(".")
+    if not above and name in AXES:
+        raise ValueError(f"overrides: {name} is the grid's own; say it with {', '.join(KEYS[:-1])}")
+    if not above and name == "protocol":
+        if config.protocol is None or value not in ATARI_PROTOCOLS:
+            known = f"choose from {', '.join(ATARI_PROTOCOLS)}" if config.protocol else f"{config.env} is no Atari game"
+            raise ValueError(f"overrides: protocol cannot be {value!r}; {known}")
+        data["protocol"] = to_json(protocol_for(config.env, value))
+        return
+    record = data if not above and name in data else data["agent"]
+    for field_name in above:
+        record = record.get(field_name)
+        if not isinstance(record, dict):
+            raise ValueError(f"overrides: {path}: {config.preset} on {config.env} has no settings {field_name!r}")
+    if name not in record or name == "type":
+        raise ValueError(
+            f"overrides: {path}: {record['type']} has no setting {name!r}; {suggestion(name, set(record) - {'type'})}"
+        )
+    if isinstance(record[name], dict):
+        parts = PARTS.get(name, {}) if not above else {}
+        if value not in parts:
+            raise ValueError(f"overrides: there is no {path} called {value!r}; {suggestion(str(value), parts)}")
+        value = to_json(parts[value])
+    record[name] = value
+
+
+def _require_names(name: str, values: Sequence[str]) -> None:
+    if isinstance(values, str) or not values or not all(values):
+        raise ValueError(f"{name} must be a list of at least one name, got {values!r}")
+    _require_distinct(name, values)
+
+
+def _require_distinct(name: str, values: Sequence[Any]) -> None:
+    twice = [value for place, value in enumerate(values) if value in values[:place]]
+    if twice:
+        raise ValueError(f"{name}: {twice[0]!r} is there twice")

@@ -1,0 +1,109 @@
+"""Runs as tasks of a Ray cluster; needs the extra `ray`.
+
+A task is the same process that the local engine starts, on any node that sees the folder of the sweep. If its node
+dies, Ray hands the task to another one, which goes on from the run's last checkpoint. If the driver dies, Ray ends
+its tasks; the same sweep, driven again, hands over what is missing.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from qemrl.experiments.engines import Ended, Needs, count_cores
+from qemrl.experiments.worker import cause_of_failure, environment, work
+
+LOOPBACK = "127.0.0.1"
+
+
+class RayEngine:
+    """Runs on a cluster that is there, or on one that is started here and ends with this."""
+
+    def __init__(self, address: str | None = None, cores: int | None = None, retries: int = 10) -> None:
+        """Connect to the cluster at the address, or start one here.
+
+        Args:
+            address: HOST:PORT, or `auto` for the cluster of this machine; None starts one that listens on the loopback
+                interface only.
+            cores: How many cores a cluster that is started here has.
+            retries: How often a run is tried again whose node died.
+
+        Raises:
+            ValueError: Ray is not installed, or there is no cluster at the address.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+        try:
+            import ray
+        except ImportError as error:
+            raise ValueError("the engine `ray` needs Ray: pip install 'qemrl[ray]'") from error
+        self.ray, self.retries = ray, retries
+        quiet = {"log_to_driver": False, "logging_level": "warning"}
+        if address is None:
+            here = {"num_cpus": cores or count_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
+            ray.init(**here, **quiet)
+        else:
+            try:
+                ray.init(address=address, **quiet)
+            except ConnectionError as error:
+                raise ValueError(
+                    f"there is no Ray cluster at {address}: start one with `ray start --head --node-ip-address {LOOPBACK}`, "
+                    "or leave out --address"
+                ) from error
+        # A new process for each run: the variables that JAX reads when it is imported must be the run's own.
+        self.task = ray.remote(max_calls=1)(_work)
+        self.going: dict[Any, Path] = {}
+
+    def has_room(self, needs: Needs) -> bool:
+        """Always: Ray queues what it has no room for, and starts it when nodes join."""
+        del needs
+        return True
+
+    def start(self, path: Path, needs: Needs) -> None:
+        """Hand a run to the cluster."""
+        options = {
+            "num_cpus": needs.cpus,
+            "num_gpus": needs.gpus,
+            "memory": needs.memory_bytes,
+            "max_retries": self.retries,
+            "name": path.name,
+        }
+        reference = self.task.options(**options).remote(str(path.resolve()), environment(needs.cpus))
+        self.going[reference] = path
+
+    def ended(self) -> list[Ended]:
+        """The runs whose tasks have ended."""
+        if not self.going:
+            return []
+        ready, _ = self.ray.wait(list(self.going), num_returns=len(self.going), timeout=0.1)
+        over = [(self.going.pop(reference), reference) for reference in ready]
+        return [Ended(path, self._cause(path, reference)) for path, reference in over]
+
+    def stop(self) -> None:
+        """Interrupt all tasks, which save their state at that, and wait for them."""
+        for reference in self.going:
+            self.ray.cancel(reference, force=False)
+        self.ray.wait(list(self.going), num_returns=len(self.going))
+
+    def close(self) -> None:
+        """Leave the cluster, which ends what is left; one that was started here ends too."""
+        self.ray.shutdown()
+
+    def _cause(self, path: Path, reference: Any) -> str | None:
+        from ray.exceptions import RayError, TaskCancelledError
+
+        try:
+            self.ray.get(reference)
+        except TaskCancelledError:
+            return None
+        except RayError as error:
+            return cause_of_failure(path) or str(error).strip().splitlines()[-1]
+        return None
+
+
+def _work(path: str, variables: dict[str, str]) -> None:
+    """Do a run in a process of a node; one that was asked to stop has saved its state, and is no failure."""
+    os.environ.update(variables)
+    from qemrl.training.train import Stopped
+
+    with contextlib.suppress(Stopped):
+        work(Path(path))

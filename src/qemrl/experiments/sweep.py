@@ -1,0 +1,221 @@
+"""A sweep: the runs of a grid in one folder, brought to their end by an engine.
+
+    DIR/grid.json                             the grid that was asked for last
+    DIR/runs/ARM_ENV_seed-S_ID/               a run directory, with arm and grid in its config.json
+    DIR/programs/                             compiled programs, which runs on one machine share; may be deleted
+    DIR/lock                                  held by the process that drives the sweep
+
+Nothing but the run directories says how far a sweep is. So it can be driven again after anything, from anywhere that
+sees the folder: runs that are finished are left alone, others go on from their last checkpoints.
+"""
+
+import contextlib
+import enum
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qemrl.experiments.engines import Engine, Needs
+from qemrl.experiments.grid import Grid, Run
+from qemrl.experiments.worker import cause_of_failure
+from qemrl.serialization import to_json
+from qemrl.training.run_directory import RunDirectory, RunLockedError, write_atomic
+
+LOOK_EVERY_SECONDS = 1.0
+"""How often the folders of running runs are looked at."""
+
+
+class State(enum.Enum):
+    """How it stands with a run; the order is that of a table."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    FAILED = "failed"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is."""
+
+    run: Run
+    path: Path
+    state: State
+    step: int = 0
+    steps_per_second: float | None = None
+    score: float | None = None
+    """The latest evaluation return; before the first one that of training."""
+
+    cause: str | None = None
+    """Why it failed."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long it will take at the present pace, if that is known."""
+        if self.state is not State.RUNNING or not self.steps_per_second:
+            return None
+        return (self.run.config.whole_steps - self.step) / self.steps_per_second
+
+
+class Sweep:
+    """The runs of a grid in a folder."""
+
+    def __init__(self, grid: Grid, folder: Path) -> None:
+        self.grid, self.folder = grid, folder
+        self.runs = grid.runs()
+        self.standings: dict[Path, Standing] = {}
+        for run in self.runs:
+            path = folder / "runs" / run.name
+            self.standings[path] = _at_first(run, path)
+        self._timed: dict[Path, int] = {}
+        """How long timing.jsonl was when a run was handed over: it is only ever added to."""
+
+    @property
+    def missing(self) -> list[Standing]:
+        """The runs that are not finished, in the order of the grid."""
+        return [standing for standing in self.standings.values() if standing.state is not State.FINISHED]
+
+    def drive(
+        self,
+        engine: Engine,
+        needs: Mapping[Path, Needs],
+        watch: Callable[[Sequence[Standing]], None],
+        asked: Callable[[], bool],
+    ) -> list[Standing]:
+        """Bring all runs to their end, and say how they stand then.
+
+        Args:
+            engine: Who does them.
+            needs: What each run takes.
+            watch: Is told how all runs stand, about once a second.
+            asked: Whether to stop; the runs then save their state first.
+
+        Raises:
+            RunLockedError: Another process drives a sweep in this folder.
+        """
+        with self._held():
+            waiting = [standing.path for standing in self.missing]
+            going: set[Path] = set()
+            looked = -math.inf
+            while (waiting or going) and not asked():
+                for path in [path for path in waiting if engine.has_room(needs[path])]:
+                    if engine.has_room(needs[path]):  # those before it may have taken the room
+                        waiting.remove(path)
+                        if self._begin(path, engine, needs[path]):
+                            going.add(path)
+                for path, cause in engine.ended():
+                    going.discard(path)
+                    self.standings[path] = _at_last(self.standings[path], cause)
+                    looked = -math.inf
+                if time.monotonic() - looked >= LOOK_EVERY_SECONDS:
+                    for path in going:
+                        self.standings[path] = self._look(path)
+                    watch(list(self.standings.values()))
+                    looked = time.monotonic()
+                if not going and waiting:  # none of them could begin just now
+                    time.sleep(LOOK_EVERY_SECONDS / 10)
+            if going:
+                engine.stop()
+                for path, cause in engine.ended():
+                    self.standings[path] = _at_last(self.standings[path], cause)
+            watch(list(self.standings.values()))
+        return list(self.standings.values())
+
+    def _begin(self, path: Path, engine: Engine, needs: Needs) -> bool:
+        """Hand a run over; one that cannot even begin has failed, and does not keep the others from beginning."""
+        run = self.standings[path].run
+        try:
+            RunDirectory.create(path, to_json(run.config), {"arm": run.arm})
+            engine.start(path, needs)
+        except Exception as error:
+            self.standings[path] = replace(self.standings[path], state=State.FAILED, cause=str(error))
+            return False
+        self._timed[path] = _size(path / "timing.jsonl")
+        self.standings[path] = replace(self.standings[path], state=State.STARTING, cause=None)
+        return True
+
+    def _look(self, path: Path) -> Standing:
+        """The standing of a run that goes on; until its first record it may still be queueing or compiling."""
+        known = self.standings[path]
+        if _size(path / "timing.jsonl") == self._timed[path]:
+            return known
+        return replace(_progress(known), state=State.RUNNING)
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise RunLockedError(
+                    f"the sweep in {self.folder} is being driven by process {file.read().decode().strip()}; wait for "
+                    "it, stop it, or choose another folder with --out"
+                ) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+            text = json.dumps(self.grid.as_json(), indent=2) + "\n"
+            write_atomic(self.folder / "grid.json", text)
+            yield
+
+
+def _at_first(run: Run, path: Path) -> Standing:
+    if (path / "DONE").exists():
+        return replace(_progress(Standing(run, path, State.FINISHED)), state=State.FINISHED)
+    known = _progress(Standing(run, path, State.WAITING))
+    return replace(known, state=State.WAITING, steps_per_second=None)
+
+
+def _at_last(standing: Standing, cause: str | None) -> Standing:
+    known = _progress(standing)
+    if (standing.path / "DONE").exists():
+        return replace(known, state=State.FINISHED)
+    if cause is None:
+        return replace(known, state=State.STOPPED)
+    return replace(known, state=State.FAILED, cause=cause_of_failure(standing.path) or cause)
+
+
+def _progress(standing: Standing) -> Standing:
+    """The standing with what the newest records of the run say."""
+    last = _last_record(standing.path / "timing.jsonl", "step")
+    if last is None:
+        return standing
+    metrics = standing.path / "metrics.jsonl"
+    score = None
+    for tag in ("eval/mean_reward", "rollout/ep_rew_mean"):
+        found = _last_record(metrics, tag)
+        if found is not None:
+            score = found[tag]
+            break
+    step = (_last_record(metrics, "step") or last)["step"]
+    return replace(standing, step=step, steps_per_second=last.get("time/fps"), score=score)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _last_record(file: Path, tag: str) -> dict[str, Any] | None:
+    """The newest line that has a value for the tag, among the last ones of the file."""
+    try:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - 65_536))
+            lines = stream.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, AttributeError):  # a line that is being written
+            record = json.loads(line)
+            if record.get(tag) is not None:
+                return record
+    return None

@@ -1,0 +1,117 @@
+"""One run of a sweep, brought to its end in a process of its own: what every engine does.
+
+A run that fails leaves a file FAILED with the cause in its folder, which goes when it is tried again. A run whose
+parent dies saves its state and stops.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qemrl.training.run_directory import RunDirectory
+
+FAILED = "FAILED"
+PATIENCE_SECONDS = 60.0
+"""How long a run waits for a process that still holds its folder: one that was left behind, and is saving."""
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The variables that keep a process to so many threads; they must be set before JAX is imported."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if threads == 1 and "xla_cpu_multi_thread_eigen" not in flags:
+        flags = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    names = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {name: str(threads) for name in names} | {"XLA_FLAGS": flags}
+
+
+def command(path: Path) -> list[str]:
+    """The words of a process that does a run."""
+    return [sys.executable, "-m", "qemrl.experiments.worker", str(path)]
+
+
+def cause_of_failure(path: Path) -> str | None:
+    """Why a run failed when it was last tried; None if it did not."""
+    try:
+        return json.loads((path / FAILED).read_bytes())["cause"]
+    except FileNotFoundError:
+        return None
+
+
+def work(path: Path) -> None:
+    """Bring the run to its end; whatever goes wrong is written down, then raised.
+
+    Raises:
+        Stopped: A signal asked for it; a checkpoint was written.
+    """
+    from qemrl.training.config import read_config
+    from qemrl.training.progress import Silent
+    from qemrl.training.run_directory import RunDirectory, write_atomic
+    from qemrl.training.train import Stopped, train
+
+    (path / FAILED).unlink(missing_ok=True)
+    try:
+        run = RunDirectory(path)
+        _wait_for_lock(run)
+        train(read_config(run.config), run, Silent())
+    except (Stopped, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        record = {"cause": cause, "traceback": traceback.format_exc()}
+        with contextlib.suppress(Exception):  # a full disk is the likeliest cause
+            write_atomic(path / FAILED, json.dumps(record, indent=2) + "\n")
+        raise
+
+
+def _wait_for_lock(run: "RunDirectory") -> None:
+    from qemrl.training.run_directory import RunLockedError
+
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with run.lock():
+                return
+        except RunLockedError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def _stop_with(parent: int) -> None:
+    """Stop this process, by the signal that makes it save, when its parent is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(arguments: list[str]) -> int:
+    """Do the run in the folder that is named; the exit code says how it ended."""
+    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
+    from qemrl.training.train import Stopped
+
+    try:
+        work(Path(arguments[0]))
+    except Stopped as stopped:
+        return 128 + stopped.signal_number
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def with_environment(threads: int) -> Mapping[str, str]:
+    """This process's variables with those of `environment`."""
+    return {**os.environ, **environment(threads)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,203 @@
+"""Grids: what a small file says about many runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from qemrl.estimators import QEM, ConstantVariance, TailVariance
+from qemrl.experiments.grid import Grid, read_grid, ready_made, summary
+from qemrl.serialization import replace_at
+from qemrl.training.config import configure
+
+PLAIN = Grid(["qr-dqn", "qem-dqn"], ["jax/catch", "minatar/breakout"], 2, 1000)
+
+
+def grid(presets, overrides, envs=("jax/catch",)):
+    return Grid(list(presets), list(envs), 1, 1000, overrides)
+
+
+def config(presets, overrides, arm, env="jax/catch"):
+    return grid(presets, overrides, [env]).config(arm, env, 0)
+
+
+def test_every_algorithm_meets_every_environment_with_every_seed():
+    runs = [(run.arm, run.config.env, run.config.seed) for run in PLAIN.runs()]
+    assert sorted(runs) == sorted((arm, env, seed) for arm in PLAIN.presets for env in PLAIN.envs for seed in (0, 1))
+    assert [seed for *_, seed in runs] == [0] * 4 + [1] * 4
+
+
+def test_a_run_without_overrides_is_that_of_the_preset():
+    assert PLAIN.config("qem-dqn", "jax/catch", 1) == configure("qem-dqn", "jax/catch", 1000, seed=1)
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert Grid(["dqn"], ["jax/catch"], 3, 10).seed_list == (0, 1, 2)
+    assert Grid(["dqn"], ["jax/catch"], [7, 3], 10).seed_list == (7, 3)
+
+
+def test_the_id_depends_on_everything_that_matters_and_on_nothing_else():
+    run = PLAIN.runs()[0]
+    assert len(run.id) == 12
+    assert replace(run, arm="another").id == run.id
+    agent = replace_at(run.config.agent, "optimiser.learning_rate", 0.5)
+    others = [replace(run.config, seed=5), replace(run.config, steps=999), replace(run.config, agent=agent)]
+    assert len({run.id, *(replace(run, config=other).id for other in others)}) == 4
+
+
+def test_an_id_stays_what_it_was():
+    # Sweeps of earlier versions must be found again: a change of this number makes all their runs begin anew.
+    assert Grid(["qr-dqn"], ["minatar/breakout"], 1, 1000).runs()[0].id == "3a6672da5a3f"
+
+
+def test_folders_are_named_after_their_runs():
+    run = Grid(["iqn+stratified"], ["minatar/breakout"], [4], 10).runs()[0]
+    assert run.name == f"iqn+stratified_minatar-breakout_seed-4_{run.id}"
+    assert Grid(["dqn"], ["a:B/c-v0"], 1, 10).runs()[0].name.startswith("dqn_a-B-c-v0_seed-0_")
+
+
+def test_overrides_go_to_the_run_and_to_the_agent_and_dashes_will_do():
+    found = config(["dqn"], {"log-every": 500, "evaluate_every": 500, "optimiser": {"learning-rate": 1}}, "dqn")
+    assert (found.log_every, found.evaluate_every, found.agent.optimiser.learning_rate) == (500, 500, 1.0)
+
+
+def test_what_is_more_special_comes_later():
+    overrides = {
+        "batch_size": 10,
+        "discount": 0.5,
+        "update_every": 2,
+        "iqn": {"batch_size": 20, "discount": 0.6},
+        "iqn+b": {"batch_size": 30},
+        "jax/catch": {"update_every": 1},
+    }
+    presets, envs = ["iqn", "iqn+b", "dqn"], ["jax/catch", "jax/cartpole"]
+    made = Grid(presets, envs, 1, 1000, overrides)
+    found = {
+        (arm, env): (agent.batch_size, agent.discount, agent.update_every)
+        for arm in presets
+        for env in envs
+        for agent in [made.config(arm, env, 0).agent]
+    }
+    assert found == {
+        ("iqn", "jax/catch"): (20, 0.6, 1),
+        ("iqn", "jax/cartpole"): (20, 0.6, 2),
+        ("iqn+b", "jax/catch"): (30, 0.6, 1),
+        ("iqn+b", "jax/cartpole"): (30, 0.6, 2),
+        ("dqn", "jax/catch"): (10, 0.5, 1),
+        ("dqn", "jax/cartpole"): (10, 0.5, 2),
+    }
+
+
+def test_parts_are_chosen_by_name_and_then_set():
+    overrides = {"qr-dqn+a": {"estimator.order": 3}, "estimator": "qem"}
+    assert config(["qr-dqn", "qr-dqn+a"], overrides, "qr-dqn+a").agent.estimator == QEM(3, ConstantVariance())
+    assert config(["qem-dqn"], {"estimator.variance.value": 7}, "qem-dqn").agent.estimator == QEM(4, TailVariance(7.0))
+
+
+def test_several_environments_side_by_side_make_everything_fit():
+    found = config(["dqn"], {"num_envs": 8}, "dqn", "minatar/breakout")
+    assert found == configure("dqn", "minatar/breakout", 1000, num_envs=8)
+
+
+def test_settings_that_fit_only_together_may_be_set_together():
+    # Each alone would leave log_every at a number that is no multiple of the other.
+    found = config(["dqn"], {"log_every": 300, "evaluate_every": 600, "checkpoint_every": 900}, "dqn")
+    assert (found.log_every, found.evaluate_every, found.checkpoint_every) == (300, 600, 900)
+
+
+def test_an_atari_protocol_is_chosen_by_name():
+    found = config(["dqn"], {"protocol": "machado"}, "dqn", "ALE/Pong-v5")
+    assert found.protocol is not None
+    assert found.protocol.name == "machado"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"batch_sise": 3}, "has no setting 'batch_sise'; did you mean 'batch_size'"),
+        ({"optimiser": {"rate": 3}}, "AdamConfig has no setting 'rate'"),
+        ({"batch_size": "many"}, "agent.batch_size: expects int, got 'many'"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"estimator": "qam"}, "there is no estimator called 'qam'; did you mean 'qem'"),
+        ({"replay": 3}, "there is no replay called 3"),
+        ({"seed": 3}, "seed is the grid's own"),
+        ({"num_envs": 0}, "num_envs must be a whole number"),
+        ({"protocol": "paper"}, "jax/catch is no Atari game"),
+        ({"iqn+x": {"batch_size": 3}}, "no run is called 'iqn+x'"),
+        ({"discount.x": 3}, "has no settings 'discount'"),
+    ],
+)
+def test_overrides_that_make_no_sense_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        grid(["dqn"], overrides).runs()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"presets": []}, "presets must be a list of at least one name"),
+        ({"presets": "dqn"}, "presets must be a list"),
+        ({"presets": ["dqn", "dqn"]}, "'dqn' is there twice"),
+        ({"presets": ["dqn+"]}, "neither a preset nor PRESET"),
+        ({"envs": [""]}, "envs must be a list of at least one name"),
+        ({"seeds": 0}, "seeds must be a number of seeds"),
+        ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
+)
+def test_grids_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Grid(**(PLAIN.as_json() | changes))
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'qr-dqn'"):
+        grid(["qr-dqm"], {}).runs()
+
+
+def test_variants_without_a_difference_are_refused():
+    with pytest.raises(ValueError, match=r"dqn and dqn\+a are the same on jax/catch: give dqn\+a settings of its own"):
+        grid(["dqn", "dqn+a"], {}).runs()
+
+
+def test_a_file_is_read_and_its_mistakes_are_named(tmp_path):
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'presets = ["iqn"]\nenvs = ["jax/catch"]\nseeds = [3]\nsteps = 1_000\n'
+        "[overrides.iqn]\nrepresentation.share_levels = true\n"
+    )
+    (run,) = read_grid(file).runs()
+    assert run.config == replace(
+        configure("iqn", "jax/catch", 1000, seed=3),
+        agent=replace_at(configure("iqn", "jax/catch", 1).agent, "representation.share_levels", True),
+    )
+    for text, message in [
+        ("presets = [", "is not TOML"),
+        ("preset = 3", "a grid has no key 'preset'; did you mean 'presets'"),
+        ('presets = ["dqn"]', "missing: envs, seeds, steps"),
+        ('presets = ["dqn"]\nenvs = []\nseeds = 1\nsteps = 1', "envs must be a list"),
+        ("envs = [3]", "envs must be a list of names, got"),
+        ("seeds = true", "seeds must be a number of seeds or a list of them, got True"),
+        ("steps = 1.5", "steps must be a whole number, got 1.5"),
+        ("overrides = 3", "overrides must be a table of settings, got 3"),
+    ]:
+        key = text.partition(" ")[0]
+        whole = {"presets": '["dqn"]', "envs": '["jax/catch"]', "seeds": "1", "steps": "1"}
+        further = [f"{name} = {value}" for name, value in whole.items() if name != key] if "must" in message else []
+        file.write_text("\n".join([text, *further] if "\n" not in text else [text]))
+        with pytest.raises(ValueError, match=message):
+            read_grid(file)
+    with pytest.raises(ValueError, match="no ready-made grid of that name; did you mean 'minatar'"):
+        read_grid("minitar")
+
+
+@pytest.mark.parametrize("name", ready_made())
+def test_ready_made_grids_can_be_run(name):
+    made = read_grid(name)
+    runs = made.runs()
+    assert len(runs) == len(made.presets) * len(made.envs) * len(made.seed_list)
+    assert len(summary(ready_made()[name])) > 20
+
+
+def test_a_grid_survives_json():
+    made = grid(["iqn"], {"iqn": {"representation": {"share_levels": True}}})
+    assert Grid(**made.as_json()).runs() == made.runs()

@@ -1,0 +1,331 @@
+"""Sweeps: every run comes to the same end, whoever does it and however often somebody is killed.
+
+The sweeps of this file share compiled programs and one sweep that nothing happened to; see tests/conftest.py.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qemrl.cli import main
+from qemrl.experiments.engines import Ended, LocalEngine, Needs
+from qemrl.experiments.grid import Grid
+from qemrl.experiments.sweep import State, Sweep
+from qemrl.experiments.worker import FAILED
+from qemrl.training import checkpoint
+
+QEMRL = Path(sys.executable).parent / "qemrl"
+GRID = """
+presets = ["dqn", "qr-dqn", "qem-dqn"]
+envs = ["probe/1", "probe/2"]
+seeds = 2
+steps = 1600
+
+[overrides]
+network.widths = [8]
+batch_size = 8
+learning_starts = 40
+log_every = 40
+evaluate_every = 400
+checkpoint_every = 80
+evaluation_episodes = 2
+"""
+SMALL = {
+    "network": {"widths": [8]},
+    "batch_size": 8,
+    "learning_starts": 40,
+    "log_every": 40,
+    "evaluate_every": 40,
+    "checkpoint_every": 40,
+    "evaluation_episodes": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    file = tmp_path_factory.mktemp("grid") / "grid.toml"
+    file.write_text(GRID)
+    return file
+
+
+@pytest.fixture(scope="module")
+def untouched(grid, tmp_path_factory):
+    """The files of a sweep that nothing happened to."""
+    out = tmp_path_factory.mktemp("untouched")
+    process = start(grid, out)
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "12 finished" in said
+    return files(out)
+
+
+def start(grid: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    words = [QEMRL, "sweep", str(grid), "--out", str(out), *options]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """All that a sweep has to show for itself: no clocks, no logs, and of the checkpoints the last."""
+    found = {}
+    for run in sorted((out / "runs").iterdir()):
+        assert (run / "DONE").exists(), run
+        last = max(path.name for path in (run / "checkpoints").iterdir())
+        for path in sorted(run.rglob("*")):
+            name = path.relative_to(run)
+            if path.is_file() and name.parts[0] not in ("timing.jsonl", "log.txt", "lock"):
+                if name.parts[0] == "checkpoints" and name.parts[1] != last:
+                    continue
+                found[f"{run.name}/{name}"] = path.read_bytes()
+    return found
+
+
+def records(out: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in out.glob("runs/*/metrics.jsonl"))
+
+
+def wait_for_records(out: Path, count: int, process: subprocess.Popen[str]) -> None:
+    while records(out) < count:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def test_twelve_runs_end_the_same_after_three_kills(grid, untouched, tmp_path):
+    chance = random.Random(7)
+    for kill in range(3):
+        process = start(grid, tmp_path)
+        wait_for_records(tmp_path, records(tmp_path) + chance.randint(30, 120), process)
+        if kill == 1:  # a run, too, not only who drives it; the others go on
+            ours = [pid for pid in children(process.pid) if pid != process.pid]
+            os.kill(chance.choice(ours), signal.SIGKILL)
+            time.sleep(chance.uniform(0, 1))
+        process.kill()
+        process.communicate()
+    process = start(grid, tmp_path)
+    assert process.wait() == 0, process.communicate()
+    assert files(tmp_path) == untouched
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_finished_sweep_is_left_alone(untouched, tmp_path, capsys):
+    del untouched  # its programs are compiled
+    small = tmp_path / "grid.toml"
+    small.write_text(GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn"').replace('"probe/1", "probe/2"', '"probe/1"'))
+    out = tmp_path / "out"
+    main(["sweep", str(small), "--out", str(out)])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    capsys.readouterr()
+    main(["sweep", str(small), "--out", str(out)])
+    assert "2 runs in" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    # One that is lost is done again, and nothing else.
+    lost, kept = sorted((out / "runs").iterdir())
+    (lost / "DONE").unlink()
+    main(["sweep", str(small), "--out", str(out)])
+    assert (lost / "DONE").exists()
+    times = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
+    assert times == {path: when for path, when in before.items() if kept in path.parents}
+
+
+def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_path, capsys):
+    del untouched
+    file = tmp_path / "grid.toml"
+    rate = '[overrides."dqn+wild"]\noptimiser.learning_rate = 1e38\n'
+    file.write_text(
+        GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn+wild", "dqn"')
+        .replace('"probe/1", "probe/2"', '"probe/2"')
+        .replace("seeds = 2", "seeds = 1")
+        + rate
+    )
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", str(file), "--out", str(out)])
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert "1 finished" in said.out
+    assert "1 failed" in said.out
+    assert "NotFiniteError: seed 0 met a number that is not finite" in said.err
+    assert "1 of 2 runs failed; try them again with: qemrl sweep" in said.err
+    (failed,) = out.glob(f"runs/*/{FAILED}")
+    assert "Traceback" in json.loads(failed.read_text())["traceback"]
+
+
+def test_a_folder_that_is_in_the_way_is_a_failure_of_that_run_only(untouched, tmp_path):
+    del untouched
+    sweep = Sweep(Grid(["dqn"], ["probe/1"], 2, 40, SMALL), tmp_path)
+    first, second = sweep.standings
+    first.mkdir(parents=True)
+    (first / "something").touch()
+    standings = sweep.drive(LocalEngine(1), dict.fromkeys(sweep.standings, Needs(0)), lambda _: None, lambda: False)
+    assert [standing.state for standing in standings] == [State.FAILED, State.FINISHED]
+    assert "is not empty and holds no run" in (standings[0].cause or "")
+    assert standings[1].step == 40
+    assert standings[1].score is not None
+    assert second.exists()
+
+
+class Pretended:
+    """An engine that finishes a run whenever it is asked, and keeps to two at a time."""
+
+    def __init__(self) -> None:
+        self.going: list[Path] = []
+        self.most = 0
+        self.order: list[Path] = []
+        self.stopped = False
+
+    def has_room(self, needs: Needs) -> bool:
+        return len(self.going) < 2 and needs.memory_bytes < 100
+
+    def start(self, path: Path, needs: Needs) -> None:
+        del needs
+        self.going.append(path)
+        self.order.append(path)
+        self.most = max(self.most, len(self.going))
+
+    def ended(self) -> list[Ended]:
+        if not self.going:
+            return []
+        path = self.going.pop(0)
+        (path / "DONE").write_text("{}")
+        return [Ended(path, None)]
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        pass
+
+
+def test_runs_are_handed_over_in_order_and_only_where_there_is_room(tmp_path):
+    sweep = Sweep(Grid(["dqn", "qr-dqn"], ["probe/1"], 3, 40, SMALL), tmp_path)
+    engine = Pretended()
+    seen: list[int] = []
+    standings = sweep.drive(
+        engine,
+        dict.fromkeys(sweep.standings, Needs(1)),
+        lambda standings: seen.append(sum(each.state is State.FINISHED for each in standings)),
+        lambda: False,
+    )
+    assert engine.order == list(sweep.standings)
+    assert engine.most == 2
+    assert seen[-1] == len(standings) == 6
+    assert json.loads((tmp_path / "grid.json").read_text())["presets"] == ["dqn", "qr-dqn"]
+
+
+def test_asked_to_stop_it_starts_nothing_more(tmp_path):
+    sweep = Sweep(Grid(["dqn"], ["probe/1"], 5, 40, SMALL), tmp_path)
+    engine = Pretended()
+    standings = sweep.drive(
+        engine, dict.fromkeys(sweep.standings, Needs(1)), lambda _: None, lambda: len(engine.order) >= 2
+    )
+    assert engine.stopped
+    states = [standing.state for standing in standings]
+    assert states.count(State.WAITING) == 3
+
+
+def test_the_local_engine_keeps_to_its_cores_and_to_memory(tmp_path):
+    engine = LocalEngine(3)
+    engine.memory = 100.0
+    assert engine.has_room(Needs(10**12, cpus=9))  # alone it may try
+    process = subprocess.Popen(["true"])
+    engine.running[tmp_path / "a"] = (process, Needs(60))
+    assert engine.has_room(Needs(40))
+    assert not engine.has_room(Needs(41))
+    assert engine.has_room(Needs(40, cpus=2))
+    assert not engine.has_room(Needs(40, cpus=3))
+    engine.running[tmp_path / "b"] = (process, Needs(1, cpus=2))
+    assert not engine.has_room(Needs(1))
+    process.wait()
+
+
+def test_two_processes_cannot_drive_one_sweep(untouched, tmp_path):
+    del untouched
+    grid = Grid(["dqn"], ["probe/1"], 1, 40, SMALL)
+    sweep = Sweep(grid, tmp_path)
+    with sweep._held(), pytest.raises(Exception, match="is being driven by process"):
+        Sweep(grid, tmp_path).drive(Pretended(), {}, lambda _: None, lambda: False)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(grid, untouched, tmp_path):
+    process = start(grid, tmp_path)
+    wait_for_records(tmp_path, 20, process)
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate()
+    assert process.returncode == 130
+    assert "stopped, and saved; go on with: qemrl sweep" in errors
+    assert "stopped" in said
+    begun = [run for run in (tmp_path / "runs").iterdir() if (run / "metrics.jsonl").exists()]
+    for run in begun:
+        if not (run / "DONE").exists():
+            found = checkpoint.load_latest(run / "checkpoints")
+            assert found is not None
+            lines = (run / "metrics.jsonl").read_bytes()
+            assert found.meta["metrics_bytes"] == len(lines)
+    del untouched
+
+
+def test_the_dry_run_counts_runs_hours_memory_and_storage(untouched, tmp_path, capsys):
+    del untouched
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn"'))
+    out = tmp_path / "out"
+    main(["sweep", str(file), "--out", str(out), "--dry-run", "--trial-seconds", "0.2"])
+    said = capsys.readouterr().out
+    assert "4 runs, 0 of them finished, 4 to do" in said
+    assert "tried out" in said
+    assert "core-hours" in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.toml"], "there is no file nothing.toml"),
+        (["minitar"], "did you mean 'minatar'"),
+        (["minatar", "--address", "auto"], "--address is for --engine ray"),
+        (["minatar", "--gpus-per-run", "1"], "--gpus-per-run is for --engine ray"),
+        (["minatar", "--engine", "ray", "--address", "auto", "--cores", "2"], "--cores is for this machine"),
+        (["minatar", "--cores", "0"], "--cores must be at least 1"),
+        (["minatar", "--cpus-per-run", "0"], "--cpus-per-run must be at least 1"),
+        (["minatar", "--memory-per-run", "0"], "--memory-per-run must be positive"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", *words, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_ends_the_same_after_a_node_was_killed(grid, untouched, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    # The head has no cores, so that it is always a worker that dies.
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        first = cluster.add_node(num_cpus=1)
+        cluster.add_node(num_cpus=1)
+        options = ("--engine", "ray", "--address", cluster.address, "--memory-per-run", "0.5")
+        process = start(grid, tmp_path, *options)
+        wait_for_records(tmp_path, 60, process)
+        cluster.remove_node(first, allow_graceful=False)
+        wait_for_records(tmp_path, 150, process)
+        process.kill()  # whoever drives it may die and come back
+        process.communicate()
+        cluster.add_node(num_cpus=1)
+        process = start(grid, tmp_path, *options)
+        said, errors = process.communicate()
+        assert process.returncode == 0, said + errors
+    finally:
+        cluster.shutdown()
+    assert files(tmp_path) == untouched

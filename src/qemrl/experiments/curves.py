@@ -101,7 +101,7 @@ def draw(curves: Sequence[Curve]) -> Figure:
     if not curves:
         raise ValueError("there is no curve to draw")
     envs = list(dict.fromkeys(curve.env for curve in curves))
-    looks = _looks(list(dict.fromkeys(curve.label for curve in curves)))
+    looks = looks_of(list(dict.fromkeys(curve.label for curve in curves)))
     columns = 2 if len(envs) == 4 else min(len(envs), MOST_COLUMNS)
     rows = math.ceil(len(envs) / columns)
     with mpl.rc_context(figures.STYLE):
@@ -128,7 +128,7 @@ def draw(curves: Sequence[Curve]) -> Figure:
     return figure
 
 
-def _looks(labels: list[str]) -> dict[str, tuple[str, str | tuple]]:
+def looks_of(labels: list[str]) -> dict[str, tuple[str, str | tuple]]:
     """The colour and the line of each label."""
     free = [colour for colour in COLOURS.values() if colour not in {COLOURS.get(label) for label in labels}]
     looks: dict[str, tuple[str, str | tuple]] = {}

@@ -1,0 +1,169 @@
+"""What a report shows: all that is read and computed before the page and the figures are made of it."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qemrl.experiments.collected import Cell, CollectedRun, Collection, Unreadable, collect, files_below, from_there
+from qemrl.report.distributions import Predicted, first_seeds, predict
+from qemrl.report.results import Place, Results, results
+
+AXES = ("env", "seed", "num_seeds")
+"""Settings that tell runs of one algorithm apart."""
+
+ABSENT = "–"
+"""Stands for a setting that an algorithm does not have."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting in which algorithms differ."""
+
+    name: str
+    values: Mapping[str, str]
+    """As text, by algorithm."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a report shows."""
+
+    collection: Collection
+    cells: Mapping[Place, Cell]
+    results: Results
+    settings: Sequence[Setting]
+    predicted: Sequence[Predicted]
+    not_loaded: Sequence[str]
+    """Saved agents that could not be loaded, and why."""
+
+    claims: Sequence[Mapping[str, Any]]
+    """The reports of `qemrl reproduce`."""
+
+    notes: Sequence[str]
+    """What readers should know before they compare."""
+
+
+def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -> Content:
+    """The content of a report about a folder.
+
+    Args:
+        folder: Holds runs, results of `qemrl reproduce`, or both, at any depth.
+        agents: Whether saved agents are loaded for their return distributions.
+        seed: Of the bootstrap.
+        tick: Called with the name of what is being done.
+
+    Raises:
+        ValueError: There is nothing to report.
+    """
+    tick("reading runs")
+    collection = collect(folder)
+    claims, damaged = _claims(folder)
+    collection = replace(collection, unreadable=(*collection.unreadable, *damaged))
+    if not collection.runs and not claims:
+        reasons = "".join(f"; {each.name}: {each.reason}" for each in collection.unreadable)
+        raise ValueError(
+            f"{folder} holds neither runs nor results of `qemrl reproduce` that can be read{reasons}. Make some with "
+            f"`qemrl sweep GRID --out {folder}`, or name another folder"
+        )
+    cells = collection.cells()
+    tick("computing intervals")
+    numbers = results(cells, seed)
+    predicted, not_loaded = [], []
+    for run, first in first_seeds(cells.values()) if agents else ():
+        tick(f"loading {run.name}")
+        try:
+            predicted.append(predict(run, first))
+        except ValueError as error:
+            not_loaded.append(f"{run.name}: {from_there(str(error), run.path, run.name)}")
+    settings = differing_settings(collection)
+    return Content(collection, cells, numbers, settings, predicted, not_loaded, claims, _notes(cells))
+
+
+def _claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
+    found, damaged = [], []
+    for file in files_below(folder, "claims.json"):
+        name = file.parent.relative_to(folder).as_posix()
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+            claims = [
+                {key: str(claim[key]) for key in ("name", "where", "statement", "meaning", "verdict")}
+                | {"measured": {end: float(claim["measured"][end]) for end in ("value", "low", "high")}}
+                for claim in report["claims"]
+            ]
+            found.append({"item": str(report["item"]), "claims": claims})
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            damaged.append(Unreadable(name, f"claims.json cannot be read: {error!r}"))
+    return found, damaged
+
+
+def differing_settings(collection: Collection) -> list[Setting]:
+    """The settings in which algorithms differ on a task; where one depends on the task, each value names its tasks."""
+    values: dict[str, dict[Place, set[str]]] = {}
+    for run in collection.runs:
+        for name, value in flattened(run.record["config"]).items():
+            values.setdefault(name, {}).setdefault((run.arm, run.config.env), set()).add(value)
+    places = sorted({(run.arm, run.config.env) for run in collection.runs})
+    found = []
+    for name, there in sorted(values.items()):
+        texts = {place: " or ".join(sorted(there.get(place, {ABSENT}))) for place in places}
+        if any(len({text for (_, other), text in texts.items() if other == env}) > 1 for env in collection.envs):
+            found.append(Setting(name, {arm: _by_task(arm, texts) for arm in collection.arms}))
+    return found
+
+
+def _by_task(arm: str, texts: Mapping[Place, str]) -> str:
+    """The value of a setting for one algorithm, with its tasks if there are several values."""
+    envs: dict[str, list[str]] = {}
+    for (other, env), text in texts.items():
+        if other == arm:
+            envs.setdefault(text, []).append(env)
+    if len(envs) == 1:
+        return next(iter(envs))
+    return "; ".join(f"{text} ({', '.join(tasks)})" for text, tasks in sorted(envs.items()))
+
+
+def flattened(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """A configuration as text by dotted name; the type of a part stands under the name of the part."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if key == "type":
+            if above:
+                found[above.removesuffix(".")] = str(value)
+        elif isinstance(value, Mapping):
+            found |= flattened(value, f"{above}{key}.")
+        elif above or key not in AXES:
+            found[f"{above}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _notes(cells: Mapping[Place, Cell]) -> list[str]:
+    """Sentences, each with the algorithms and tasks that it is true of."""
+    said: dict[str, list[str]] = {}
+    for (arm, env), cell in cells.items():
+        place = f"{arm} on {env}"
+        waiting = [run for run in cell.runs if run.state != "finished"]
+        if cell.curve is None:
+            said.setdefault("No evaluation yet that all runs share, so in no figure or table", []).append(place)
+            continue
+        if not cell.finished:
+            so_far = f"{place} (at step {int(cell.curve.steps[-1]):,})"
+            said.setdefault("No finished run, so results are those so far", []).append(so_far)
+        elif waiting:
+            part = f"{place} ({len(waiting)} of {len(cell.runs)})"
+            said.setdefault("Unfinished and failed runs beside finished ones count only as thin lines", []).append(part)
+        if len(cell.curve.seeds) == 1:
+            said.setdefault("One seed that counts, so no interval", []).append(place)
+        mixed = _mixed(cell.runs)
+        if mixed:
+            text = f"{place} ({', '.join(mixed)})"
+            said.setdefault("Runs of one algorithm and task with different settings", []).append(text)
+    return [f"{what}: {'; '.join(places)}." for what, places in said.items()]
+
+
+def _mixed(runs: Sequence[CollectedRun]) -> list[str]:
+    """The settings in which runs of one algorithm on one task differ, besides the seed."""
+    configs = [flattened(run.record["config"]) for run in runs]
+    names = sorted({name for config in configs for name in config})
+    return [name for name in names if len({config.get(name) for config in configs}) > 1]

@@ -1,0 +1,125 @@
+"""What saved agents expect of an episode that begins, beside what they got in their last evaluation."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from jaxtyping import Float
+
+from qemrl import api
+from qemrl.experiments.collected import Cell, CollectedRun
+from qemrl.experiments.show import kind_of
+from qemrl.training.checkpoint import CheckpointError
+from qemrl.training.loops import evaluation_envs
+
+EPISODE_SEED = 0
+"""Of the episode whose first observation all agents see."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """The return distribution that an agent predicts for one action, as a distribution function."""
+
+    name: str
+    q: float
+    """As the agent itself estimates it."""
+
+    returns: Float[np.ndarray, " n"]
+    shares: Float[np.ndarray, " n"]
+    """The probability of a return up to each of these."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What one saved agent expects, and what it got."""
+
+    arm: str
+    env: str
+    seed: int
+    step: int
+    """The step of the checkpoint."""
+
+    kind: str
+    """`quantiles`, `categorical`, or `scalar` (an agent that estimates Q only)."""
+
+    discount: float
+    actions: tuple[Action, ...]
+    best: int
+    """The action that the agent prefers."""
+
+    evaluated_at: int | None
+    evaluation: Float[np.ndarray, " episodes"]
+    """The sorted returns of the last evaluation; empty if its episodes were not kept."""
+
+
+def first_seeds(cells: Iterable[Cell]) -> list[tuple[CollectedRun, int]]:
+    """For each algorithm and task the run with a checkpoint that has the lowest seed, and that seed."""
+    chosen = []
+    for cell in cells:
+        saved = [run for run in cell.runs if any((run.path / "checkpoints").glob("step_*"))]
+        if saved:
+            run = min(saved, key=lambda run: run.config.seed)
+            chosen.append((run, run.config.seed))
+    return chosen
+
+
+def predict(run: CollectedRun, seed: int) -> Predicted:
+    """What the agent of a run expects at the first observation of an episode.
+
+    Raises:
+        ValueError: The agent cannot be loaded, or its environment not be made.
+    """
+    try:
+        agent = api.load(run.path, seed)
+        envs = evaluation_envs(agent.config, 1)
+    except (CheckpointError, ImportError, OSError, gymnasium.error.Error) as error:
+        raise ValueError(str(error)) from error
+    try:
+        observation = envs.reset(EPISODE_SEED)[0][0]
+    finally:
+        envs.close()
+    q = np.asarray(agent.q(observation), np.float64)
+    evaluated_at, evaluation = _last_evaluation(run.path / "evaluations", seed)
+    return Predicted(
+        arm=run.arm,
+        env=run.config.env,
+        seed=seed,
+        step=agent.steps,
+        kind=kind_of(agent),
+        discount=float(run.config.agent.discount),
+        actions=tuple(_actions(agent, observation, q)),
+        best=int(q.argmax()),
+        evaluated_at=evaluated_at,
+        evaluation=evaluation,
+    )
+
+
+def _actions(agent: api.Agent, observation: np.ndarray, q: Float[np.ndarray, " actions"]) -> list[Action]:
+    names = [f"action {number}" for number in range(len(q))] if agent.spec.box is None else ["the policy's action"]
+    if kind_of(agent) == "scalar":
+        return [Action(name, float(mean), np.array([mean]), np.ones(1)) for name, mean in zip(names, q, strict=True)]
+    dist = agent.predict_distribution(observation)
+    values = np.asarray(dist.values, np.float64)
+    # Quantiles may cross; the distribution that they describe has them in order.
+    order = np.argsort(values, axis=-1, kind="stable")
+    values = np.take_along_axis(values, order, -1)
+    if dist.probs is None:
+        shares = np.broadcast_to((np.arange(values.shape[-1]) + 0.5) / values.shape[-1], values.shape)
+    else:
+        probs = np.broadcast_to(np.asarray(dist.probs, np.float64), values.shape)
+        shares = np.take_along_axis(probs, order, -1).cumsum(-1) / probs.sum(-1, keepdims=True)
+    return [Action(*parts) for parts in zip(names, q.tolist(), values, shares, strict=True)]
+
+
+def _last_evaluation(folder: Path, seed: int) -> tuple[int | None, Float[np.ndarray, " episodes"]]:
+    files = sorted(folder.glob(f"seed_{seed}_step_*.json"))
+    if not files:
+        return None, np.zeros(0)
+    try:
+        data = json.loads(files[-1].read_bytes())
+        return int(data["step"]), np.sort(np.array(data["returns"], np.float64))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{files[-1]} holds no evaluation: {error!r}") from error

@@ -1,0 +1,181 @@
+"""The figures of a report for papers: learning curves, aggregates, profiles, and probabilities of improvement."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from qemrl import figures
+from qemrl.experiments import curves
+from qemrl.report.content import Content
+from qemrl.report.results import Aggregates, Estimate, Place
+
+PDF: Any = {"pdf.fonttype": 42}
+"""Text stays text, in fonts that publishers accept."""
+
+UNDATED: Any = {"CreationDate": None, "Creator": None, "Producer": None}
+LONGEST_NAME = 24
+"""How many letters of a name figures have."""
+
+DIVERGING = LinearSegmentedColormap.from_list("improvement", ["#e8a06b", "#ffffff", "#6ba9d6"])
+"""From the worse of a pair over neither to the better; light enough for dark text."""
+
+
+def draw(content: Content) -> dict[str, Figure]:
+    """The figures by name; those that the runs do not suffice for are left out."""
+    drawn: dict[str, Figure] = {}
+    labels = drawable(content.collection.arms) | drawable(content.collection.envs)
+    found = [cell.curve for cell in content.cells.values() if cell.curve is not None]
+    if found:
+        drawn["curves"] = curves.draw([replace(each, label=labels[each.label], env=labels[each.env]) for each in found])
+    if content.results.aggregates is not None:
+        drawn["aggregates"] = draw_aggregates(content.results.aggregates)
+        drawn["profiles"] = draw_profiles(content.results.aggregates)
+    if content.results.improvement:
+        drawn["improvement"] = draw_improvement(content.results.improvement)
+    return drawn
+
+
+def drawable(names: Iterable[str]) -> dict[str, str]:
+    """Names as figures can have them: not too long, without signs that cannot be drawn, and still all different."""
+    found: dict[str, str] = {}
+    for name in names:
+        plain = "".join(sign if sign.isprintable() else " " for sign in name)
+        short = plain if len(plain) <= LONGEST_NAME else f"{plain[: LONGEST_NAME - 1]}…"
+        label = short.replace("$", r"\$")  # what stands between two of them would be taken for a formula
+        taken = sum(other.startswith(label) for other in found.values()) if label in found.values() else 0
+        found[name] = f"{label} ({taken + 1})" if taken else label
+    return found
+
+
+def write(content: Content, folder: Path) -> list[Path]:
+    """Save each figure as PNG, SVG and PDF; the paths are returned, and the same content gives the same bytes."""
+    paths = []
+    for name, figure in draw(content).items():
+        paths += figures.save(figure, folder, name)
+        paths.append(folder / f"{name}.pdf")
+        with mpl.rc_context(figures.STYLE | PDF):
+            figure.savefig(paths[-1], metadata=UNDATED)
+    return paths
+
+
+def write_pdf(content: Content, file: Path) -> None:
+    """Save all figures as one PDF, each on a page of its size.
+
+    Raises:
+        ValueError: There is no figure to draw.
+    """
+    drawn = draw(content)
+    if not drawn:
+        raise ValueError(f"{content.collection.folder} has no evaluation that could be drawn; leave out --pdf")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(figures.STYLE | PDF), PdfPages(file, metadata=UNDATED) as pages:
+        for figure in drawn.values():
+            pages.savefig(figure)
+
+
+def draw_aggregates(aggregates: Aggregates) -> Figure:
+    """A panel for each statistic, with the interval of each algorithm."""
+    arms = list(aggregates.profiles)
+    labels = drawable(arms)
+    looks = curves.looks_of(list(labels.values()))
+    with mpl.rc_context(figures.STYLE):
+        figure = Figure(figsize=(6.8, 0.85 + 0.24 * len(arms)), layout="constrained")
+        panels = figure.subplots(1, len(aggregates.statistics), sharey=True)
+        for axis, (name, by_arm) in zip(panels, aggregates.statistics.items(), strict=True):
+            for place, arm in enumerate(arms):
+                _draw_interval(axis, place, by_arm[arm], looks[labels[arm]][0])
+            axis.set_title(name)
+            axis.set_yticks(range(len(arms)), list(labels.values()))
+            axis.set_ylim(len(arms) - 0.4, -0.6)
+            axis.tick_params(left=False)
+            axis.spines["left"].set_visible(False)
+            axis.grid(axis="x", lw=0.3, color=figures.MUTED, alpha=0.5)
+            axis.set_axisbelow(True)
+            axis.margins(x=0.08)
+            axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        figure.supxlabel(f"normalised score{_over(aggregates)}", fontsize=8)
+    return figure
+
+
+def _draw_interval(axis: Axes, place: int, estimate: Estimate, colour: str) -> None:
+    if estimate.low is not None and estimate.high is not None:
+        axis.plot([estimate.low, estimate.high], [place, place], color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
+    axis.plot([estimate.value], [place], "|", color=colour, ms=9, mew=2)
+
+
+def _over(aggregates: Aggregates) -> str:
+    """Over how many tasks and runs, and what the bars are."""
+    tasks = len(aggregates.references)
+    first = next(iter(aggregates.statistics.values()))
+    runs = sorted({estimate.runs for estimate in first.values()})
+    number = f"{runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
+    bars = any(estimate.low is not None for estimate in first.values())
+    each = f"{tasks} task{'s' * (tasks > 1)}, {number} run{'s' * (runs[-1] > 1)} each"
+    return f" ({each}{'; bars: 95% bootstrap intervals' if bars else ''})"
+
+
+def draw_profiles(aggregates: Aggregates) -> Figure:
+    """The share of runs above each normalised score."""
+    labels = drawable(aggregates.profiles)
+    looks = curves.looks_of(list(labels.values()))
+    with mpl.rc_context(figures.STYLE):
+        figure = Figure(figsize=(4.6, 3.0), layout="constrained")
+        axis = figure.subplots()
+        for arm, profile in aggregates.profiles.items():
+            colour, line = looks[labels[arm]]
+            axis.step(aggregates.thresholds, profile.share, where="post", color=colour, ls=line, lw=1.6)
+            if profile.low is not None and profile.high is not None:
+                ends = (profile.low, profile.high)
+                axis.fill_between(aggregates.thresholds, *ends, color=colour, alpha=0.1, lw=0, step="post")
+        axis.set_xlim(aggregates.thresholds[0], aggregates.thresholds[-1])
+        axis.set_ylim(0, 1.02)
+        axis.set_xlabel("normalised score")
+        axis.set_ylabel("share of runs above")
+        axis.grid(lw=0.3, color=figures.MUTED, alpha=0.5)
+        handles = [Line2D([], [], color=colour, ls=line, label=arm) for arm, (colour, line) in looks.items()]
+        figure.legend(handles=handles, loc="outside right upper", handlelength=2.6)
+    return figure
+
+
+def draw_improvement(improvement: Mapping[Place, Estimate]) -> Figure:
+    """A matrix: how probably the algorithm of a row ends above that of a column."""
+    arms = list(dict.fromkeys(arm for pair in improvement for arm in pair))
+    values = np.full((len(arms), len(arms)), np.nan)
+    for (first, second), estimate in improvement.items():
+        values[arms.index(first), arms.index(second)] = estimate.value
+    with mpl.rc_context(figures.STYLE):
+        figure = Figure(figsize=(1.5 + 0.78 * len(arms), 1.1 + 0.46 * len(arms)), layout="constrained")
+        axis = figure.subplots()
+        axis.imshow(values, cmap=DIVERGING, vmin=0, vmax=1, aspect="auto")
+        for (first, second), estimate in improvement.items():
+            _write_probability(axis, arms.index(second), arms.index(first), estimate)
+        labels = list(drawable(arms).values())
+        axis.set_yticks(range(len(arms)), labels)
+        axis.set_xticks(range(len(arms)), labels, rotation=25, ha="left", rotation_mode="anchor")
+        axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+        axis.spines[["left", "bottom"]].set_visible(False)
+        figure.supxlabel("probability that a run of the row\nends above one of the column", fontsize=8)
+    return figure
+
+
+def _write_probability(axis: Axes, x: int, y: int, estimate: Estimate) -> None:
+    bounded = estimate.low is not None and estimate.high is not None
+    decided = estimate.low is not None and estimate.high is not None and not estimate.low <= 0.5 <= estimate.high
+    weight = "bold" if decided else "normal"
+    up = -0.12 if bounded else 0.0
+    axis.text(
+        x, y + up, f"{estimate.value:.2f}", ha="center", va="center", fontsize=7.5, weight=weight, color=figures.INK
+    )
+    if bounded:
+        ends = f"[{estimate.low:.2f}, {estimate.high:.2f}]"
+        axis.text(x, y + 0.24, ends, ha="center", va="center", fontsize=5.5, color=figures.INK)

@@ -1,0 +1,488 @@
+"""Reports: the numbers against hand-made cases, and what the page, the figures and the command make of them."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from written_runs import HOSTILE, write_run
+
+from qemrl import api
+from qemrl.cli_report import report
+from qemrl.console import UsageError
+from qemrl.experiments.collected import collect
+from qemrl.experiments.episodes import play_episode
+from qemrl.report import charts, figures
+from qemrl.report.content import Content, differing_settings, flattened, gather
+from qemrl.report.distributions import EPISODE_SEED, Action, Predicted, first_seeds, predict
+from qemrl.report.drawing import Drawing
+from qemrl.report.markup import Html, as_script, element, table
+from qemrl.report.numbers import hours, number, steps
+from qemrl.report.page import page
+from qemrl.report.results import Estimate, results
+from qemrl.training.run_directory import RunDirectory
+
+T_OF_THREE = 4.30265272991
+"""Student's quantile at 0.975 with 2 degrees of freedom, from tables."""
+
+
+def silent(_: str) -> None:
+    """Nobody is told."""
+
+
+def content_of(folder: Path) -> Content:
+    return gather(folder, agents=False, seed=0, tick=silent)
+
+
+@pytest.fixture(scope="module")
+def content(campaign) -> Content:
+    return content_of(campaign)
+
+
+def three(folder: Path) -> Path:
+    """Two algorithms on one task with three seeds: qr-dqn ends at 1, 2, 3 and iqn at 3, 3, 6."""
+    for arm, ends in (("qr-dqn", (1, 2, 3)), ("iqn", (3, 3, 6))):
+        for seed, end in enumerate(ends):
+            write_run(folder / f"{arm}-{seed}", arm, "probe/1", seed, [0, end, end, end])
+    return folder
+
+
+# Numbers
+
+
+def test_final_scores_and_paired_differences_have_students_intervals(tmp_path):
+    found = results(collect(three(tmp_path)).cells(), seed=0)
+    reach = T_OF_THREE * 1 / math.sqrt(3)
+    assert found.final["qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach, 3))
+    # The differences of pairs are 2, 1 and 3.
+    assert found.differences["iqn", "qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach, 3))
+    assert found.differences["qr-dqn", "iqn", "probe/1"] == pytest.approx((-2, -2 - reach, -2 + reach, 3))
+    # By the trapezoidal rule over 3000 steps: (0 / 2 + end + end + end / 2) / 3.
+    assert found.average["qr-dqn", "probe/1"].value == pytest.approx(2 * 2.5 / 3)
+
+
+def test_the_words_about_a_difference_follow_its_interval():
+    assert Estimate(2.0, 0.5, 3.5, 3).shown == "higher"
+    assert Estimate(-2.0, -3.5, -0.5, 3).shown == "lower"
+    assert Estimate(2.0, -0.5, 4.5, 3).shown == ""
+    assert Estimate(2.0, None, None, 1).shown == ""
+
+
+def test_aggregates_are_of_scores_between_the_lowest_and_the_best_mean(tmp_path):
+    found = results(collect(three(tmp_path)).cells(), seed=0)
+    assert found.aggregates is not None
+    assert found.aggregates.references == {"probe/1": (0.0, 4.0)}
+    mean, iqm = found.aggregates.statistics["mean"], found.aggregates.statistics["IQM"]
+    assert mean["qr-dqn"].value == pytest.approx(0.5)
+    assert mean["iqn"].value == pytest.approx(1.0)
+    assert iqm["iqn"].value == pytest.approx(1.0)  # of three runs none is left out
+    assert mean["iqn"].low is not None
+    assert 0.75 <= mean["iqn"].low < 1.0
+    profile = found.aggregates.profiles["qr-dqn"]
+    above = [np.mean(np.array([0.25, 0.5, 0.75]) > threshold) for threshold in found.aggregates.thresholds]
+    np.testing.assert_allclose(profile.share, above)
+    assert found.aggregates.differences["iqn", "qr-dqn"].value == pytest.approx(0.5)
+
+
+def test_the_probability_of_improvement_counts_pairs_and_is_seen_from_both_sides(tmp_path):
+    found = results(collect(three(tmp_path)).cells(), seed=0).improvement
+    # Of nine pairs of (3, 3, 6) and (1, 2, 3), seven are won and two are ties.
+    better, worse = found["iqn", "qr-dqn"], found["qr-dqn", "iqn"]
+    assert better.value == pytest.approx(8 / 9)
+    assert worse.value == pytest.approx(1 / 9)
+    assert worse.low == pytest.approx(1 - (better.high or math.nan))
+
+
+def test_one_seed_gives_values_without_intervals(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
+    write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2, 3, 4])
+    found = results(collect(tmp_path).cells(), seed=0)
+    assert found.final["iqn", "probe/1"] == (4.0, None, None, 1)
+    assert found.differences["iqn", "qr-dqn", "probe/1"] == (2.0, None, None, 1)
+    assert found.improvement["iqn", "qr-dqn"] == (1.0, None, None, 2)
+    assert found.aggregates is not None
+    assert found.aggregates.statistics["IQM"]["qr-dqn"] == pytest.approx((1 / 3, None, None, 1))
+    assert found.aggregates.differences["iqn", "qr-dqn"] == pytest.approx((2 / 3, None, None, 1))
+    assert found.aggregates.profiles["iqn"].low is None
+    made = page(content_of(tmp_path))
+    assert "One seed that counts, so no interval: qr-dqn on probe/1; iqn on probe/1." in made
+
+
+def test_goals_lie_between_the_lowest_and_the_best_mean_and_may_never_be_reached(tmp_path):
+    found = results(collect(three(tmp_path)).cells(), seed=0)
+    half, most = found.reached["qr-dqn", "probe/1"]
+    assert (half.score, half.median, half.runs, half.of) == (2.0, 2000.0, 2, 3)
+    assert (most.score, most.median, most.runs) == (3.6, math.inf, 0)
+    assert found.reached["iqn", "probe/1"][1].runs == 1
+
+
+def test_scores_at_different_steps_are_not_compared(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
+    write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2])
+    write_run(tmp_path / "c", "iqn", "probe/2", 0, [1, 2, 3, 4])
+    found = results(collect(tmp_path).cells(), seed=0)
+    assert not found.differences
+    assert not found.improvement
+    assert found.aggregates is None
+    assert found.left_out["probe/1"] == "last evaluations at different steps: qr-dqn at 4,000, iqn at 2,000"
+    assert found.left_out["probe/2"] == "not evaluated there yet: qr-dqn"
+    assert "so far, at step 2,000" in page(content_of(tmp_path))
+
+
+def test_the_seed_of_the_bootstrap_moves_intervals_and_no_values(tmp_path):
+    draws = np.random.default_rng(0).normal(3, 1, (2, 5))
+    for arm, ends in zip(("qr-dqn", "iqn"), draws.tolist(), strict=True):
+        for seed, end in enumerate(ends):
+            write_run(tmp_path / f"{arm}-{seed}", arm, "probe/1", seed, [0, end], length=2)
+    cells = collect(tmp_path).cells()
+    one, same, other = (results(cells, seed).improvement["iqn", "qr-dqn"] for seed in (0, 0, 1))
+    assert one == same
+    assert one.value == other.value
+    of_means = [found.statistics["mean"]["iqn"] for seed in (0, 1) if (found := results(cells, seed).aggregates)]
+    assert of_means[0].value == of_means[1].value
+    assert of_means[0].low != of_means[1].low
+
+
+def test_numbers_have_digits_that_suit_their_size():
+    assert [number(value) for value in (0.12345, 1.2345, -123.45, 12345.6, -0.0001)] == [
+        "0.123",
+        "1.23",
+        "−123.5",
+        "12,346",
+        "0.000",
+    ]
+    assert number(0.5, scale=300.0) == "0.5"
+    assert [steps(count) for count in (500.0, 250_000.0, 1_500_000.0, math.inf)] == ["500", "250k", "1.5M", "∞"]
+    assert [hours(seconds) for seconds in (5.0, 90.0, 9000.0)] == ["5.0 seconds", "1.5 minutes", "2.5 hours"]
+
+
+# Content
+
+
+def test_only_settings_in_which_algorithms_differ_are_listed(content):
+    found = {setting.name: setting.values for setting in content.settings}
+    assert found["agent.representation"]["qr-dqn"] == "FixedQuantiles"
+    assert found["agent.representation"]["iqn"] == "ImplicitQuantiles"
+    assert found["agent.representation.num_cosines"]["qr-dqn"] == "–"
+    assert "agent.discount" not in found
+    assert not {"env", "seed", "num_seeds"} & set(found)
+
+
+def test_a_setting_that_depends_on_the_task_says_on_which_and_is_compared_there(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1])
+    write_run(tmp_path / "b", "qr-dqn", "minatar/breakout", 0, [1], length=1)
+    write_run(tmp_path / "c", "qr-dqn+long", "minatar/breakout", 0, [1], length=2)
+    write_run(tmp_path / "d", "iqn", "probe/1", 0, [1])
+    found = {setting.name: setting.values for setting in differing_settings(collect(tmp_path))}
+    assert found["steps"] == {"qr-dqn": "1000 (minatar/breakout); 4000 (probe/1)", "qr-dqn+long": "2000", "iqn": "4000"}
+    assert "evaluate_every" not in found  # MinAtar has another one than probes, but for all algorithms
+
+
+def test_a_configuration_is_flattened_with_types_under_the_name_of_their_part():
+    config = {"type": "RunConfig", "env": "x", "agent": {"type": "A", "list": [1, None], "part": {"type": "B"}}}
+    assert flattened(config) == {"agent": "A", "agent.list": "[1, null]", "agent.part": "B"}
+
+
+def test_runs_of_one_algorithm_with_different_settings_are_pointed_out(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 4])
+    write_run(tmp_path / "b", "qr-dqn", "probe/1", 1, [1, 2], length=2)
+    notes = content_of(tmp_path).notes
+    assert "Runs of one algorithm and task with different settings: qr-dqn on probe/1 (steps)." in notes
+
+
+def test_nothing_to_report_is_an_error_that_says_what_was_there(tmp_path):
+    with pytest.raises(ValueError, match="holds neither runs nor results"):
+        content_of(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        content_of(tmp_path)
+
+
+def test_a_run_without_evaluations_is_mentioned(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [])
+    made = page(content_of(tmp_path))
+    assert "No evaluation yet that all runs share" in made
+    assert "Learning curves" not in made
+
+
+def test_claims_below_the_folder_become_the_ledger(tmp_path):
+    measured = {"value": 1.52345, "low": 1.5, "high": 1.6}
+    texts = {"name": "c", "where": "§ 4", "statement": "a < b", "meaning": "a ratio", "verdict": "holds"}
+    for name, item in (("good", {"item": "chain", "claims": [texts | {"measured": measured}]}), ("bad", {"item": 3})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "claims.json").write_text(json.dumps(item))
+    made = content_of(tmp_path)
+    assert [each.name for each in made.collection.unreadable] == ["bad"]
+    text = page(made)
+    assert "a &lt; b" in text
+    assert "1.523 [1.5, 1.6]: a ratio" in text
+    assert '<span class="holds">holds</span>' in text
+    assert "of 1 claims 1 holds, 0 fails and 0 depends" in text
+
+
+# The page
+
+
+class Reader(HTMLParser):
+    """Collects the elements and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.handlers: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("src", "style")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_is_the_same_byte_for_byte_and_needs_nothing_else(campaign, content):
+    made = page(content)
+    assert made == page(content_of(campaign))
+    assert len(made) < 200_000
+    assert re.findall(r"https?://[^\"' ]*", made) == ["http://www.w3.org/2000/svg"]  # a name, which nobody fetches
+    assert str(campaign.parent) not in made
+
+
+def test_names_cannot_break_out_of_the_page(content):
+    reader = Reader()
+    reader.feed(page(content))
+    assert "img" not in reader.tags
+    assert not reader.handlers
+    assert reader.tags.count("script") == 2
+    assert HOSTILE in reader.texts
+    assert "<b>" not in page(content)
+
+
+def test_data_in_a_script_holds_no_sign_that_could_end_it():
+    text = as_script({"name": HOSTILE, "ends": ["\u2028", "\u2029"]})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"name": HOSTILE, "ends": ["\u2028", "\u2029"]}
+
+
+def test_text_and_attributes_are_escaped_and_markup_is_not():
+    assert element("p", {"title": '"<'}, "a<b", Html("<i></i>")).text == '<p title="&quot;&lt;">a&lt;b<i></i></p>'
+    made = table("<c>", ("<h>",), [("<r>", "<x>", element("td", {}, "<y>"))]).text
+    assert not set(re.findall(r"<(\w+)", made)) - {"div", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_the_policy_allows_the_pages_own_style_and_script_only(content):
+    made = page(content)
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', made)
+    assert policy is not None
+    rules = policy.group(1).replace("&#x27;", "'")
+    assert rules.startswith("default-src 'none'; ")
+    assert "unsafe" not in rules
+    for tag in ("style", "script"):
+        own = re.search(rf"<{tag}>(.*?)</{tag}>", made, flags=re.DOTALL)
+        assert own is not None
+        digest = base64.b64encode(hashlib.sha256(own.group(1).encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in rules
+
+
+def test_the_overview_counts_runs_and_names_what_is_wrong(content):
+    made = page(content)
+    assert "19 finished, 1 unfinished, 0 failed, 1 left out" in made
+    assert (
+        "Unfinished and failed runs beside finished ones count only as thin lines: qr-dqn on probe/1 (1 of 4)." in made
+    )
+    assert "runs/damaged" in made
+    assert "78,000 over all runs and seeds" in made
+
+
+def test_failed_runs_are_listed_with_their_cause(tmp_path):
+    directory = write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2])
+    (directory.path / "FAILED").write_text(json.dumps({"cause": "OSError: <full>"}))
+    made = page(content_of(tmp_path))
+    assert "0 finished, 0 unfinished, 1 failed" in made
+    assert "OSError: &lt;full&gt;" in made
+
+
+def test_long_curves_are_thinned_with_both_ends_kept(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [float(place) for place in range(1000)], length=1000)
+    (chart,) = charts.curve_charts(content_of(tmp_path))
+    (series,) = chart["series"]
+    assert len(series["x"]) == charts.MOST_POINTS
+    assert (series["x"][0], series["x"][-1]) == (1000, 1_000_000)
+    assert (series["y"][0], series["y"][-1]) == (0.0, 999.0)
+
+
+def test_bands_need_three_seeds_and_thin_lines_two(tmp_path, content):
+    by_arm = {series["arm"]: series for series in charts.curve_charts(content)[0]["series"]}
+    own = content.collection.arms.index("qr-dqn")
+    assert len(by_arm[own]["thin"]) == 4  # the one that is not finished, too
+    assert by_arm[own]["y"] == pytest.approx([0.2, 0.5, 1.0, 2.0])  # which does not count
+    assert by_arm[own]["low"][-1] == pytest.approx(2 - T_OF_THREE / math.sqrt(3), rel=1e-5)
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1])
+    (alone,) = charts.curve_charts(content_of(tmp_path))[0]["series"]
+    assert alone["thin"] == []
+    assert "low" not in alone
+
+
+def test_a_log_scale_for_returns_is_offered_only_if_all_are_positive(tmp_path, content):
+    assert 'data-switch="log-returns"' in page(content)
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [-1, 2])
+    assert 'data-switch="log-returns"' not in page(content_of(tmp_path))
+
+
+def test_algorithms_look_the_same_on_the_page_and_in_figures(content):
+    looks = Drawing(content).looks
+    legend = {line.get_label(): line for line in figures.draw(content)["curves"].legends[0].get_lines()}
+    names = figures.drawable(looks)
+    assert {names[arm]: look.colour for arm, look in looks.items()} == {
+        name: to_hex(line.get_color()) for name, line in legend.items()
+    }
+    assert {names[arm] for arm, look in looks.items() if look.dash} == {
+        name for name, line in legend.items() if line.is_dashed()
+    }
+
+
+# Figures
+
+
+def test_nothing_is_drawn_beyond_the_edges_of_a_figure(content):
+    for name, figure in figures.draw(content).items():
+        FigureCanvasAgg(figure).draw()
+        drawn = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert -0.01 < drawn.x0 < drawn.x1 < width + 0.01, name
+        assert -0.01 < drawn.y0 < drawn.y1 < height + 0.01, name
+
+
+def test_names_in_figures_are_short_printable_and_still_different():
+    long = ("a" * 30, "a" * 31, "a$b$", "x\u2028y")
+    assert list(figures.drawable(long).values()) == [f"{'a' * 23}…", f"{'a' * 23}… (2)", r"a\$b\$", "x y"]
+
+
+def test_figures_are_written_in_three_formats_and_are_the_same_byte_for_byte(tmp_path):
+    found = content_of(three(tmp_path / "runs"))
+    paths = figures.write(found, tmp_path / "one")
+    names = ("curves", "aggregates", "profiles", "improvement")
+    assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
+    for path in figures.write(found, tmp_path / "two"):
+        assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes(), path.name
+    for name in ("all.pdf", "again.pdf"):
+        figures.write_pdf(found, tmp_path / name)
+    assert (tmp_path / "all.pdf").read_bytes() == (tmp_path / "again.pdf").read_bytes()
+    assert b"/Count 4" in (tmp_path / "all.pdf").read_bytes()
+
+
+def test_without_an_evaluation_there_is_no_pdf(tmp_path):
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [])
+    with pytest.raises(ValueError, match="no evaluation that could be drawn"):
+        figures.write_pdf(content_of(tmp_path), tmp_path / "all.pdf")
+
+
+# Saved agents
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """An agent as it begins, with an evaluation that is written by hand."""
+    folder = tmp_path_factory.mktemp("saved")
+    small = {"network.widths": (8,), "replay.capacity": 100, "learning_starts": 64, "batch_size": 16}
+    directory = RunDirectory(api.make("qr-dqn", env="CartPole-v1", seed=3, overrides=small).save(folder / "run"))
+    for step, returns in ((40, [9.0, 9.0]), (80, [9.0, 8.0, 12.0])):
+        directory.append({"step": step, "seed": 3, "eval/mean_reward": float(np.mean(returns))})
+        directory.write_evaluation(f"seed_3_step_{step:012d}", {"step": step, "seed": 3, "returns": returns})
+    return folder
+
+
+def test_a_saved_agent_shows_what_it_predicts_and_what_it_got(saved):
+    ((run, seed),) = first_seeds(collect(saved).cells().values())
+    assert seed == 3
+    found = predict(run, seed)
+    assert (found.arm, found.env, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 0, "quantiles")
+    assert found.evaluated_at == 80
+    np.testing.assert_array_equal(found.evaluation, [8.0, 9.0, 12.0])
+    assert [action.name for action in found.actions] == ["action 0", "action 1"]
+    agent = api.load(saved / "run")
+    with contextlib.closing(play_episode(agent, EPISODE_SEED, render=False)) as moments:
+        dist = agent.predict_distribution(next(moments).observation)
+    for action, values in zip(found.actions, np.asarray(dist.values), strict=True):
+        np.testing.assert_allclose(action.returns, np.sort(values), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(action.shares, dist.levels, rtol=1e-5)
+        assert action.q == pytest.approx(values.mean(), abs=1e-5)  # QR-DQN's Q is the mean of its quantiles
+    assert found.best == int(np.argmax([action.q for action in found.actions]))
+
+
+@pytest.mark.filterwarnings("ignore:passing over a damaged checkpoint")
+def test_agents_that_cannot_be_loaded_are_named_and_the_rest_is_shown(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "runs")
+    for manifest in (tmp_path / "runs" / "run" / "checkpoints").glob("step_*/manifest.json"):
+        manifest.write_text("{")
+    broken = gather(tmp_path, agents=True, seed=0, tick=silent)
+    assert not broken.predicted
+    assert [reason.partition(": ")[0] for reason in broken.not_loaded] == ["runs/run"]
+    assert str(tmp_path) not in broken.not_loaded[0]
+    assert "Could not be loaded" in page(broken)
+    assert "Return distributions" not in page(content_of(tmp_path))
+
+
+def test_distributions_are_drawn_as_steps_unless_they_are_quantiles():
+    actions = (
+        Action("action 0", 0.5, np.array([0.0, 1.0]), np.array([0.5, 1.0])),
+        Action("action 1", 1.0, np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+    )
+    got = np.array([1.0, 1.0, 3.0, 3.0])
+    atoms = Predicted("c51", "probe/1", 0, 80, "categorical", 0.99, actions, 1, 80, got)
+    left, right = charts.distribution_charts(atoms, arm=2)
+    first, last = left["series"]
+    assert (first["arm"], last["arm"]) == (None, 2)  # the preferred action lies on top
+    assert (first["x"], first["y"]) == ([0.0, 0.0, 1.0], [0.0, 0.5, 1.0])
+    assert first["stepped"]
+    assert right is not None
+    (line,) = right["series"]
+    assert line["x"] == pytest.approx([1 - 0.12, 1, 3, 3 + 0.12])
+    assert line["y"] == [0.0, 0.5, 1.0, 1.0]
+    quantiles, none = charts.distribution_charts(replace(atoms, kind="quantiles", evaluation=np.zeros(0)), arm=2)
+    assert not quantiles["series"][0]["stepped"]
+    assert none is None
+
+
+# The command
+
+
+def test_the_command_writes_the_page_the_figures_and_the_pdf(saved, tmp_path, capsys):
+    report(saved, tmp_path / "new" / "page.html", tmp_path / "figures", tmp_path / "all.pdf")
+    made = (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
+    assert "Return distributions" in made
+    assert "prefers action" in made
+    assert (tmp_path / "figures" / "curves.pdf").exists()
+    assert (tmp_path / "all.pdf").exists()
+    assert f"wrote {tmp_path / 'all.pdf'}" in capsys.readouterr().out
+
+
+def test_the_command_says_what_is_left_out(campaign, tmp_path, capsys):
+    report(campaign, tmp_path / "page.html", agents=False)
+    assert "note: runs/damaged is left out" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_makes_no_sense(campaign, tmp_path):
+    for arguments, message in (
+        ({"out": tmp_path / "page"}, "ends in .html"),
+        ({"out": tmp_path / "page.html", "pdf": tmp_path / "x.png"}, "ends in .pdf"),
+        ({"out": tmp_path / "page.html", "seed": -1}, "--seed must not be negative"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            report(campaign, **arguments)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="choose another place with --out"):
+        report(campaign, tmp_path / "file" / "page.html", agents=False)
+    with pytest.raises(UsageError, match="holds neither runs nor results"):
+        report(tmp_path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

@@ -126,7 +126,8 @@ class CompiledLoop:
 
     def _counts(self) -> "Counts":
         steps = self.step // self.pace.num_envs
-        return Counts(jnp.int32(steps), jnp.int32(self.pace.updates_until(self.step)))
+        updates = self.pace.updates_until(self.step)
+        return Counts(jnp.int32(steps), jnp.int32(updates), jnp.int32(self.pace.vector_steps))
 
     def _records(self, results: Any, evaluate: bool) -> list[dict[str, Any]]:
         tally, numbers, (returns, lengths) = jax.device_get((self.state.tally, *results))
@@ -204,19 +205,22 @@ class CompiledLoop:
         params, learned, tally, surprises = jax.lax.cond(
             learning, partial(self._learn, frozen=frozen, keys=keys, counts=counts), self._learn_nothing, state
         )
-        # A scan even over a few steps: the program then holds the environment once, and compiles in half the time.
-        (acting, running, replay, tally), _ = jax.lax.scan(
-            lambda carry, number: (self._step(state.agent.params, *carry, keys, counts.vector_steps + number), None),
-            (state.acting, state.running, state.replay, tally),
-            jnp.arange(self.pace.vector_steps, dtype=jnp.int32),
-        )
+
+        def step(number: Int[Array, ""], now: tuple[Any, Running, Any, Tally]) -> tuple[Any, Running, Any, Tally]:
+            return self._step(state.agent.params, *now, keys, counts.vector_steps + number)
+
+        # A loop even over a few steps: the program then holds the environment once, and compiles in half the time. XLA
+        # must not know its length: it would dissolve a loop of one step, see nothing that keeps the write to replay
+        # after the reads of `_learn`, and copy the replay for them. The tally makes the loop as a whole come after.
+        start = (state.acting, state.running, state.replay, tally)
+        acting, running, replay, tally = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
         if self.replay.config.prioritized:
             tree, largest = jax.lax.cond(
                 learning, self._with_priorities, lambda replay, _: (replay.tree, replay.largest), replay, surprises
             )
             replay = replay._replace(tree=tree, largest=largest)
         updates = jnp.where(learning, counts.updates + self.pace.updates, counts.updates)
-        counts = Counts(counts.vector_steps + self.pace.vector_steps, updates)
+        counts = counts._replace(vector_steps=counts.vector_steps + self.pace.vector_steps, updates=updates)
         return SeedState(AgentState(params, learned, None), acting, running, replay, tally), counts
 
     def _learn(
@@ -280,3 +284,5 @@ class Counts(NamedTuple):
 
     vector_steps: Int[Array, ""]
     updates: Int[Array, ""]
+    in_iteration: Int[Array, ""]
+    """The vector steps of one iteration, as a number that the program is given and does not hold."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from qemrl.agents.presets import make_agent
 from qemrl.bench.iterations import SPECS, Overhead, Share, make_update, overhead_of, random_batch, share_of
+from qemrl.bench.machine import describe_machine
 from qemrl.bench.peers import SBX, make_peer
 from qemrl.bench.qemrl_actor_critic import DOMAIN, PRESETS_TIMED, agent
 from qemrl.bench.roofline import matrix_multiply_peak, product_operations
@@ -31,7 +32,6 @@ from qemrl.bench.turns import (
     Speed,
     Turn,
     compare_best,
-    describe_machine,
     environment_for,
     in_words,
     own_command,

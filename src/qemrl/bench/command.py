@@ -1,13 +1,118 @@
-"""The commands `qemrl bench value`, `qemrl bench actor-critic` and `qemrl bench variance`."""
+"""The command `qemrl bench`, and those below it that take minutes."""
 
 import statistics
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import rich
 
-from qemrl.console import UsageError, require, table, working, write_json
+from qemrl.console import UsageError, require, table, usage, working, write_json
+
+JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
+"""Where `qemrl bench` keeps figures, and the page that it makes of them."""
+
+
+def bench_all(
+    seconds: float = 10.0,
+    json_file: Path = JSON_FILE,
+    page: Path = PAGE,
+    peers_folder: Path | None = None,
+    again: bool = False,
+) -> None:
+    """Run all benches, keep their figures in a file and make a page of them.
+
+    It takes about half an hour, and some minutes more the first time, when it installs the peers in virtual
+    environments of their own. Leave the machine alone meanwhile. Figures are kept after each bench, and the same
+    command goes on from there.
+
+    Args:
+        seconds: How long each library is timed in each task, with each number of threads; most else is in proportion.
+        json_file: The file for figures. What is there of the same command is not measured again.
+        page: The Markdown page that is made of them.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+        again: Measure everything anew.
+    """
+    require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
+    from qemrl.bench import everything, peers
+
+    benches = everything.all_benches(seconds, peers.default_folder() if peers_folder is None else peers_folder)
+    run_benches(benches, json_file, page, again)
+
+
+def run_benches(benches: Sequence[Any], json_file: Path, page: Path, again: bool) -> None:
+    """Measure the benches that are missing, or all, and make the page; exits with 1 if one failed."""
+    from qemrl.bench import everything
+
+    with usage():
+        record = everything.read(json_file)
+        wanted = list(benches) if again else everything.missing(benches, record)
+        if kept := [bench.name for bench in benches if bench not in wanted]:
+            print(f"already there, in {json_file}: {', '.join(kept)}; --again measures everything anew")
+        begin = time.perf_counter()
+        try:
+            with working("starting") as status:
+                failed = everything.measure(
+                    wanted,
+                    json_file,
+                    lambda doing: status.update(f"{doing} …"),
+                    lambda name: print(
+                        f"{name}: done, {time.perf_counter() - begin:,.0f} s after the start", flush=True
+                    ),
+                )
+        except KeyboardInterrupt:
+            done = f"what was measured is in {json_file}; the same command goes on from there"
+            print(f"\nqemrl: interrupted; {done}", file=sys.stderr)
+            sys.exit(130)
+    if json_file.exists():
+        bench_page(json_file, page)
+    for name, error in failed.items():
+        print(f"qemrl: {name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if failed:
+        print("qemrl: the same command tries again what failed", file=sys.stderr)
+        sys.exit(1)
+
+
+def bench_page(json_file: Path = JSON_FILE, page: Path = PAGE) -> None:
+    """Make the page of what `qemrl bench` measured, without measuring.
+
+    Args:
+        json_file: The file with the figures.
+        page: The Markdown page.
+    """
+    require(json_file.exists(), f"there is no {json_file}: `qemrl bench` measures and writes it")
+    from qemrl.bench import everything, performance
+
+    with usage():
+        text = performance.make_page(everything.read(json_file))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:
+    """Time how cost grows with the number of seeds, of environments and of quantiles.
+
+    It takes some minutes, most of them to compile. Leave the machine alone meanwhile.
+
+    Args:
+        seconds: A measure of how long: each number has two turns for each of them.
+        json_file: Write the figures to this file as well.
+    """
+    require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
+    from qemrl.bench import performance, scaling
+
+    with working("timing laps") as status:
+        report = scaling.run(seconds, lambda done: status.update(f"{done} …"))
+    for sheet in performance.growth_sheets(report.as_json()):
+        shown = table(sheet.title, *sheet.columns)
+        for row in sheet.rows:
+            shown.add_row(*row)
+        rich.print(shown)
+    print("ms: for the steps between two updates of each environment, and an update for each")
+    write_json(report.as_json(), json_file)
 
 
 def bench_value(seconds: float = 20.0, json_file: Path | None = None, peers_folder: Path | None = None) -> None:

@@ -5,7 +5,6 @@ Two ways of timing. A function is compiled and "called"; or, since agents estima
 """
 
 import math
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qemrl.bench.machine import describe_machine
 from qemrl.bench.timing import Timing, time_in_turns
 from qemrl.estimators import QEM, EmpiricalMean, Estimator, TailVariance, midpoints
 
@@ -69,10 +69,7 @@ def run(rounds: int) -> Report:
         *_fixed((256, 32), TailVariance(1.2), rounds),
     ]
     comparisons += _sampled((256, 32), rounds)
-    device = jax.devices()[0]
-    machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
-    machine |= {"python": platform.python_version(), "machine": platform.machine()}
-    return Report(comparisons, machine)
+    return Report(comparisons, describe_machine())
 
 
 def _fixed(shape: tuple[int, ...], variance: TailVariance, rounds: int) -> list[Comparison]:

@@ -1,15 +1,13 @@
 """How fast the tabular laboratory learns: the paper's control runs against a plain NumPy loop of the same update."""
 
-import os
-import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
+from qemrl.bench.machine import describe_machine
 from qemrl.bench.timing import Timing
 from qemrl.estimators import QEM, BandVariance, midpoints
 from qemrl.tabular import Geometric, Learning, Quantiles, Steps, TabularMDP, frozen_lake, learn
@@ -91,10 +89,7 @@ def run(seeds: int, steps: int) -> TabularReport:
         "QEMRL": Quantiles(NUM_QUANTILES, QEM(variance=BandVariance(1.5, 0.45, 0.55))),
     }
     comparisons = [_compare(mdp, name, quantiles, seeds, steps) for name, quantiles in representations.items()]
-    device = jax.devices()[0]
-    machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
-    machine |= {"numpy": np.__version__, "python": platform.python_version(), "machine": platform.machine()}
-    return TabularReport(comparisons, machine | {"cores": str(os.cpu_count())})
+    return TabularReport(comparisons, describe_machine())
 
 
 def paper_learning(quantiles: Quantiles, steps: int) -> Learning:

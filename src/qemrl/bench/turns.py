@@ -6,7 +6,6 @@ A program that takes a turn prints a line of JSON at its end: its steps per seco
 import contextlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 from qemrl.bench.peers import PeerError, last_lines
 
@@ -203,11 +200,3 @@ def read_turn(output: str) -> Turn:
         return Turn(float(said["steps_per_second"]), float(said["cores"]))
     except (IndexError, ValueError, KeyError, TypeError) as error:
         raise PeerError(f"a turn should end with its steps per second as JSON, got {last_lines(output)!r}") from error
-
-
-def describe_machine(packages: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Where figures come from, and what the peer's environment holds."""
-    device = jax.devices()[0]
-    machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
-    machine |= {"python": platform.python_version(), "machine": platform.machine(), "cores": str(os.cpu_count())}
-    return machine | {"peer": " ".join(package for group in packages for package in group)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qemrl.bench.iterations import Overhead, Share, compare_iterations, measure_shares
+from qemrl.bench.machine import describe_machine
 from qemrl.bench.peers import SB3, make_peer
 from qemrl.bench.qemrl_value import settings
 from qemrl.bench.roofline import matrix_multiply_peak
@@ -19,7 +20,6 @@ from qemrl.bench.turns import (
     Sides,
     Speed,
     compare_best,
-    describe_machine,
     in_words,
     own_turn,
     peer_turn,

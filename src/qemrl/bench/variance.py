@@ -1,7 +1,5 @@
 """What it costs to estimate V: iterations of agents that do, against the same agents with a V that is fixed."""
 
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +11,7 @@ from qemrl.agents.beliefs import MOMENTS_EVERY
 from qemrl.agents.domains import Domain
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.bench.iterations import SPECS, Overhead, act_in_turn, fixed_inputs, overhead_of
+from qemrl.bench.machine import describe_machine
 from qemrl.bench.timing import time_in_turns
 from qemrl.estimators import (
     QEM,
@@ -128,7 +127,4 @@ def run(rounds: int, tell: Callable[[str], None]) -> VarianceReport:
                     peer_milliseconds=line.peer_milliseconds / case.iterations,
                 )
             )
-    device = jax.devices()[0]
-    machine = {"jax": jax.__version__, "device": f"{device.platform}: {device.device_kind}"}
-    machine |= {"python": platform.python_version(), "machine": platform.machine(), "cores": str(os.cpu_count())}
-    return VarianceReport(lines, machine)
+    return VarianceReport(lines, describe_machine())

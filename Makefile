@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format clean
+.PHONY: help env browser demo test lint format clean
 
 help:  ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -17,13 +17,19 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "qemrl needs Python 3.11 or newer; try: make env PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[atari,dev,minatar,mujoco,tensorboard,torch,video]'
+	  --constraint constraints.txt --editable '.[atari,dev,minatar,mujoco,ray,tensorboard,torch,video]'
 	@touch $@
 
 demo: env  ## train QR-DQN and QEM-DQN on MinAtar's Breakout: learning curves and a table, in 3 to 5 minutes
 	$(BIN)/qemrl demo
 
-test: env  ## run the tests
+browser:  ## install Chromium, in which the tests open reports, from the system's packages
+	@command -v chromium > /dev/null || { \
+	  command -v apt-get > /dev/null || { echo "install Chromium: the tests open reports in it"; exit 1; }; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get -qq update && $$sudo apt-get -qq install --yes --no-install-recommends chromium > /dev/null; }
+
+test: env browser  ## run the tests
 	$(BIN)/python -m pytest
 
 lint: env  ## check format, lint and types

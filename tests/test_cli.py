@@ -73,7 +73,7 @@ def test_help_and_version():
         (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
         (("reproduce", "table-4", "--scale", "huge"), "--scale"),
         (("reproduce",), "Missing from qemrl reproduce"),
-        (("bench",), "estimator"),
+        (("bench", "--seconds", "0"), "--seconds must be positive; got 0"),
         ((), "list"),
     ],
 )

@@ -20,7 +20,8 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl import cli_runs
-from qemrl.bench.command import bench_actor_critic, bench_value, bench_variance
+from qemrl.bench.command import bench_actor_critic, bench_all, bench_page, bench_scaling, bench_value, bench_variance
+from qemrl.cli_report import report
 from qemrl.cli_studies import compare, demo, show
 from qemrl.cli_sweep import sweep
 from qemrl.console import UsageError, require, table, working, write_json
@@ -44,8 +45,13 @@ def list_known() -> None:
         presets.add_row(name, preset.summary)
     rich.print(presets)
     print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
+    from qemrl.experiments.ready_made import ready_made, summary
     from qemrl.paper.catalogue import ITEMS
 
+    grids = table("Grids: qemrl sweep NAME --out DIR", "name", "what it is")
+    for name, text in ready_made().items():
+        grids.add_row(name, summary(text))
+    rich.print(grids)
     items = table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
     for item in ITEMS:
         items.add_row(item.name, item.where, item.summary)
@@ -216,16 +222,20 @@ COMMANDS: Tree = {
     "resume": cli_runs.resume,
     "evaluate": cli_runs.evaluate,
     "sweep": sweep,
+    "report": report,
     "reproduce": reproduce,
     "bench": {
+        "all": bench_all,
         "estimator": bench_estimator,
         "tabular": bench_tabular,
         "value": bench_value,
         "actor-critic": bench_actor_critic,
         "variance": bench_variance,
+        "scaling": bench_scaling,
+        "page": bench_page,
     },
 }
-HELP = {"bench": "Measure what things cost."}
+HELP = {"bench": "Measure what things cost; without a further word, everything."}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -235,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"qemrl {qemrl.__version__}")
         return
     try:
+        arguments = _spelled_out(arguments)
         _check_command(arguments)
         if arguments[:1] == ["train"]:  # its options depend on its arguments
             cli_runs.train(arguments[1:])
@@ -249,6 +260,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("qemrl: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _spelled_out(arguments: list[str]) -> list[str]:
+    """`qemrl bench`, alone or with options, as `qemrl bench all`; its help stays the list of benches."""
+    match arguments:
+        case ["bench"]:
+            return ["bench", "all"]
+        case ["bench", option, *_] if option.startswith("-") and option not in ("-h", "--help"):
+            return ["bench", "all", *arguments[1:]]
+    return arguments
 
 
 def _app(tree: Tree) -> SubcommandApp:

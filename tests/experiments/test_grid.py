@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from qemrl.estimators import QEM, ConstantVariance, TailVariance
-from qemrl.experiments.grid import Grid, read_grid, ready_made, summary
+from qemrl.experiments.grid import Grid, read_grid
+from qemrl.experiments.ready_made import ready_made, summary
 from qemrl.serialization import replace_at
 from qemrl.training.config import configure
 

@@ -17,6 +17,7 @@ import pytest
 from qemrl.cli import main
 from qemrl.experiments.engines import Ended, LocalEngine, Needs
 from qemrl.experiments.grid import Grid
+from qemrl.experiments.ray_engine import LOOPBACK
 from qemrl.experiments.sweep import State, Sweep
 from qemrl.experiments.worker import FAILED
 from qemrl.training import checkpoint
@@ -311,10 +312,11 @@ def test_ray_ends_the_same_after_a_node_was_killed(grid, untouched, tmp_path):
     from ray.cluster_utils import Cluster
 
     # The head has no cores, so that it is always a worker that dies.
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    here = {"node_ip_address": LOOPBACK}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **here})
     try:
-        first = cluster.add_node(num_cpus=1)
-        cluster.add_node(num_cpus=1)
+        first = cluster.add_node(num_cpus=1, **here)
+        cluster.add_node(num_cpus=1, **here)
         options = ("--engine", "ray", "--address", cluster.address, "--memory-per-run", "0.5")
         process = start(grid, tmp_path, *options)
         wait_for_records(tmp_path, 60, process)
@@ -322,7 +324,7 @@ def test_ray_ends_the_same_after_a_node_was_killed(grid, untouched, tmp_path):
         wait_for_records(tmp_path, 150, process)
         process.kill()  # whoever drives it may die and come back
         process.communicate()
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(num_cpus=1, **here)
         process = start(grid, tmp_path, *options)
         said, errors = process.communicate()
         assert process.returncode == 0, said + errors

@@ -25,12 +25,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from qemrl.agents.parts import PARTS
 from qemrl.envs.atari import ATARI_PROTOCOLS, protocol_for
+from qemrl.experiments.ready_made import ready_made
 from qemrl.serialization import suggestion, to_json
 from qemrl.training.config import RunConfig, configure, read_config
 
@@ -211,18 +211,6 @@ def read_grid(file: str | Path) -> Grid:
         return Grid(**data)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-
-
-def ready_made() -> dict[str, str]:
-    """The text of each grid that comes with the library, by name."""
-    folder = resources.files("qemrl") / "grids"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
-    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in files}
-
-
-def summary(text: str) -> str:
-    """What a grid is, from the comment in its first line."""
-    return text.splitlines()[0].removeprefix("#").strip()
 
 
 def _preset(arm: str) -> str:

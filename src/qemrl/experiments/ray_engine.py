@@ -32,6 +32,9 @@ class RayEngine:
             ValueError: Ray is not installed, or there is no cluster at the address.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+        if address is None or address.startswith((LOOPBACK, "localhost")):
+            # Else Ray would take the address that other machines see, also where the loopback interface is asked for.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         try:
             import ray
         except ImportError as error:
@@ -46,8 +49,7 @@ class RayEngine:
                 ray.init(address=address, **quiet)
             except ConnectionError as error:
                 raise ValueError(
-                    f"there is no Ray cluster at {address}: start one with `ray start --head --node-ip-address {LOOPBACK}`, "
-                    "or leave out --address"
+                    f"there is no Ray cluster at {address}: start one with `ray start --head`, or leave out --address"
                 ) from error
         # A new process for each run: the variables that JAX reads when it is imported must be the run's own.
         self.task = ray.remote(max_calls=1)(_work)

@@ -5,9 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qemrl.agents.estimates import estimate
+from qemrl.distributional.losses import quantile_huber
+from qemrl.estimators import QEM
 from qemrl.networks.layers import Linear
 from qemrl.networks.streams import ActionStreams, StreamConfig
 from qemrl.representations import (
+    LEVEL_SAMPLERS,
     Categorical,
     FixedQuantiles,
     ImplicitHead,
@@ -175,6 +179,53 @@ def test_levels_are_drawn_anew_for_each_row_and_each_purpose():
     assert len(np.unique(np.concatenate([act, goal]))) == 36  # no two rows, purposes or places share a level
     again, _ = levels(jax.random.key(5))
     assert not np.isin(np.asarray(again), np.asarray(act)).any()
+
+
+@pytest.mark.parametrize("config", [StreamConfig((), False, False), StreamConfig((6,), True, True)], ids=str)
+def test_one_set_of_levels_for_all_rows_gives_what_equal_sets_give(config):
+    """The quick way through a head without hidden layers, and the general one; values and gradients."""
+    streams = ActionStreams(config, 5, 3, 1, jax.random.key(1))
+    head = ImplicitHead(Linear(4, 5, KEY), streams)
+    features = jax.random.normal(jax.random.key(2), (7, 5), jnp.float32)
+    levels = jax.random.uniform(jax.random.key(3), (1, 6), jnp.float32)
+    actions = jnp.array([0, 1, 2, 2, 1, 0, 2], jnp.int32)
+    rows = jnp.broadcast_to(levels, (7, 6))
+    np.testing.assert_allclose(head(features, levels, KEY), head(features, rows, KEY), rtol=1e-5, atol=1e-6)
+
+    def spread(head, features, levels):
+        values = head.of_actions(features, levels, actions, KEY)
+        return jnp.sum(jnp.square(values) * jnp.arange(1, 7, dtype=jnp.float32)[None, :]), values
+
+    both = [jax.grad(spread, argnums=(0, 1), has_aux=True)(head, features, each) for each in (levels, rows)]
+    np.testing.assert_allclose(
+        both[0][1],
+        jnp.take_along_axis(head(features, rows, KEY), actions[:, None, None], 2)[..., 0],
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    for quick, general in zip(*(jax.tree.leaves(each) for each in both), strict=True):
+        np.testing.assert_allclose(quick, general, rtol=2e-4, atol=1e-5)
+    assert (streams.linear is None) == bool(config.hidden)
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "stratified", "cumulative"])
+def test_a_batch_may_share_its_levels(sampler):
+    representation = ImplicitQuantiles(6, 5, 4, sampler, sampler, share_levels=True, num_cosines=1)
+    head, features = implicit_head([1.0]), jnp.array([[1.0], [2.0], [3.0]])
+    for purpose, count in (("act", 4), ("target", 5)):
+        dist = representation.evaluate(head, features, purpose, KEY)
+        assert dist.levels.shape == (1, 1, 1, count)
+        assert dist.values.shape == (3, 1, 1, count)
+        expected = np.array([[1.0], [2.0], [3.0]]) * (10 + np.cos(np.pi * np.asarray(dist.levels[0, 0])))
+        np.testing.assert_allclose(dist.values[:, 0, 0], expected, rtol=1e-5)
+        # The estimator fits one set of levels as it fits equal ones.
+        rows = ReturnDist(*(None if each is None else jnp.broadcast_to(each, dist.values.shape) for each in dist))
+        np.testing.assert_allclose(estimate(QEM(2), dist), estimate(QEM(2), rows), rtol=1e-4)
+    goal = target([[10.0, 12.0], [20.0, 21.0], [30.0, 29.0]])
+    loss = representation.loss(head, features, jnp.zeros(3, jnp.int32), goal, KEY)
+    levels, _ = LEVEL_SAMPLERS[sampler](jax.random.split(KEY)[1], (1, 6))
+    values = features * (10 + jnp.cos(jnp.pi * levels))
+    np.testing.assert_allclose(loss[:, 0], quantile_huber(values, levels, goal.values[:, 0]), rtol=1e-3)
 
 
 def test_values_stand_at_the_levels_that_come_with_them():

@@ -16,6 +16,7 @@ from qemrl.representations import (
     FixedQuantiles,
     ImplicitHead,
     ImplicitQuantiles,
+    Purpose,
     Scalar,
     choose,
 )
@@ -212,7 +213,8 @@ def test_one_set_of_levels_for_all_rows_gives_what_equal_sets_give(config):
 def test_a_batch_may_share_its_levels(sampler):
     representation = ImplicitQuantiles(6, 5, 4, sampler, sampler, share_levels=True, num_cosines=1)
     head, features = implicit_head([1.0]), jnp.array([[1.0], [2.0], [3.0]])
-    for purpose, count in (("act", 4), ("target", 5)):
+    purposes: list[tuple[Purpose, int]] = [("act", 4), ("target", 5)]
+    for purpose, count in purposes:
         dist = representation.evaluate(head, features, purpose, KEY)
         assert dist.levels.shape == (1, 1, 1, count)
         assert dist.values.shape == (3, 1, 1, count)

@@ -7,6 +7,7 @@ its tasks; the same sweep, driven again, hands over what is missing.
 
 import contextlib
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class RayEngine:
         if address is None or address.startswith((LOOPBACK, "localhost")):
             # Else Ray would take the address that other machines see, also where the loopback interface is asked for.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        if address not in (None, "auto"):
+            _require_somebody_at(address)
         try:
             import ray
         except ImportError as error:
@@ -48,9 +51,7 @@ class RayEngine:
             try:
                 ray.init(address=address, **quiet)
             except ConnectionError as error:
-                raise ValueError(
-                    f"there is no Ray cluster at {address}: start one with `ray start --head`, or leave out --address"
-                ) from error
+                raise _nobody_at(address) from error
         # A new process for each run: the variables that JAX reads when it is imported must be the run's own.
         self.task = ray.remote(max_calls=1)(_work)
         self.going: dict[Any, Path] = {}
@@ -100,6 +101,23 @@ class RayEngine:
         except RayError as error:
             return cause_of_failure(path) or str(error).strip().splitlines()[-1]
         return None
+
+
+def _require_somebody_at(address: str) -> None:
+    """Raise unless somebody listens there: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"the address of a Ray cluster is HOST:PORT or `auto`, got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise _nobody_at(address) from error
+
+
+def _nobody_at(address: str) -> ValueError:
+    return ValueError(
+        f"there is no Ray cluster at {address}: start one with `ray start --head`, or leave out --address"
+    )
 
 
 def _work(path: str, variables: dict[str, str]) -> None:

@@ -1,0 +1,26 @@
+"""A Ray cluster of several nodes on this machine, in a process of its own; it does what it reads, line by line.
+
+Ray leaves files open, which the tests would be blamed for.
+"""
+
+import sys
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+HERE: dict[str, Any] = {"node_ip_address": "127.0.0.1"}
+
+if __name__ == "__main__":
+    # The head has no cores, so that runs are on the others.
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE})
+    nodes = []
+    try:
+        for line in sys.stdin:
+            match line.strip():
+                case "add":
+                    nodes.append(cluster.add_node(num_cpus=1, **HERE))
+                case "kill":
+                    cluster.remove_node(nodes.pop(0), allow_graceful=False)
+            print(cluster.address, flush=True)
+    finally:
+        cluster.shutdown()

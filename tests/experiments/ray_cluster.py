@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, in a process of its own; it does what it reads, line by line.
 
-Ray leaves files open, which the tests would be blamed for.
+So Ray's threads and settings stay out of the process of the tests.
 """
 
 import sys

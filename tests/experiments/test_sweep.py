@@ -111,7 +111,8 @@ def test_twelve_runs_end_the_same_after_three_kills(grid, untouched, tmp_path):
         process.kill()
         process.communicate()
     process = start(grid, tmp_path)
-    assert process.wait() == 0, process.communicate()
+    said, errors = process.communicate()
+    assert process.returncode == 0, said + errors
     assert files(tmp_path) == untouched
 
 

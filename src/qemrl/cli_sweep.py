@@ -205,7 +205,7 @@ def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> N
     print(f"{len(asked.runs)} runs, {len(asked.runs) - left} of them finished, {left} to do")
     if not left:
         return
-    columns = ("algorithm", "environment", ">runs", ">steps/s", ">core-hours", ">GB memory", ">GB disk", "speed from")
+    columns = ("algorithm", "environment", ">runs", ">steps/s", ">core-h", ">memory", ">disk", "speed of")
     shown = table("What is left to do", *columns)
     for cost in costs:
         shown.add_row(
@@ -214,8 +214,8 @@ def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> N
             str(cost.runs),
             f"{cost.measured.steps_per_second:,.0f}",
             f"{cost.core_hours:,.2f}",
-            f"{cost.memory_bytes / 1e9:.2f}",
-            f"{cost.storage_bytes / 1e9:.2f}",
+            f"{cost.memory_bytes / 1e9:.1f} GB",
+            f"{cost.storage_bytes / 1e9:.1f} GB",
             cost.measured.source,
         )
     rich.print(shown)
@@ -229,4 +229,4 @@ def _totals(costs: "Sequence[Forecast]", cpus: int, cores: int) -> None:
     print(f"together {hours:,.1f} core-hours: {hours / (at_once * cpus):,.1f} hours with {at_once} runs at a time here")
     print(f"memory {at_once * max(cost.memory_bytes for cost in costs) / 1e9:,.1f} GB for {at_once} runs at a time")
     print(f"storage {disk:,.1f} GB, of which most are replays in checkpoints")
-    print("Speeds that were tried out are without evaluations; memory and storage are of each run.")
+    print("Speeds of a trial are without evaluations, those of runs with them. Memory and disk are of each run.")

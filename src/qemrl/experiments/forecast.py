@@ -48,6 +48,7 @@ class Measured:
     """A checkpoint, less the replay."""
 
     source: str
+    """Whose speed it is: that of runs in the folder, or of a trial."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +130,16 @@ def storage(config: RunConfig, replay: int, measured: Measured) -> int:
 
 def _from_runs(group: Sequence[Standing], tried: Measured) -> Measured | None:
     """The speed of runs of the group that have come some way, their evaluations included."""
-    steps, seconds, count = 0, 0.0, 0
+    steps, seconds = 0, 0.0
     for standing in group:
         timing = _timing(standing.path / "timing.jsonl")
-        if len(timing) < 3:
-            continue
-        count += 1
         for before, after in itertools.pairwise(timing):
             covered = after["step"] - before["step"]
             if covered > 0 and after["time/fps"]:
                 steps, seconds = steps + covered, seconds + covered / after["time/fps"]
     if not seconds:
         return None
-    source = f"{count} run{'s' if count > 1 else ''} in the folder"
-    return replace(tried, steps_per_second=steps / seconds, source=source)
+    return replace(tried, steps_per_second=steps / seconds, source="runs")
 
 
 def _timing(file: Path) -> list[dict[str, Any]]:
@@ -173,7 +170,7 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
     data = json.loads(result.stdout.splitlines()[-1])
     replay = replay_bytes(config, spec)
     process, state = max(0, data["peak_bytes"] - replay), max(0, data["checkpoint_bytes"] - replay)
-    return Measured(data["steps_per_second"], process, state, "tried out")
+    return Measured(data["steps_per_second"], process, state, "a trial")
 
 
 def _shortened(config: RunConfig) -> RunConfig:

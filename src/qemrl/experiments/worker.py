@@ -41,9 +41,11 @@ def command(path: Path) -> list[str]:
 def cause_of_failure(path: Path) -> str | None:
     """Why a run failed when it was last tried; None if it did not."""
     try:
-        return json.loads((path / FAILED).read_bytes())["cause"]
+        return str(json.loads((path / FAILED).read_bytes())["cause"])
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, KeyError):
+        return f"unknown: {path / FAILED} cannot be read"
 
 
 def work(path: Path) -> None:

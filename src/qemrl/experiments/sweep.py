@@ -180,7 +180,8 @@ def _at_last(standing: Standing, cause: str | None) -> Standing:
     if (standing.path / "DONE").exists():
         return replace(known, state=State.FINISHED)
     if cause is None:
-        return replace(known, state=State.STOPPED)
+        begun = (standing.path / "metrics.jsonl").exists()  # or it was still in a queue
+        return replace(known, state=State.STOPPED if begun else State.WAITING)
     return replace(known, state=State.FAILED, cause=cause_of_failure(standing.path) or cause)
 
 

@@ -1,11 +1,12 @@
 """Both loops with each preset, compiled once and run once, for all contract tests to look at.
 
 Compiling is what costs time here, not learning. So the probes are played in one environment (see `mixed_probes`),
-agents are small (see `small_loops`), updates are those that the host loop has compiled, and XLA is told to spend little
-on optimising.
+agents are small (see `small_loops`), updates are those that the host loop has compiled, and XLA is told not to
+optimise, but where a loop would then run for longer than it is compiled.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from qemrl.agents.algorithm import AgentState
 from qemrl.envs.box_probes import BOX_PROBES
 from qemrl.envs.hosted import hosted
 from qemrl.envs.probes import PROBES
+from qemrl.representations import ImplicitQuantiles
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.randomness import Keys
@@ -39,12 +41,21 @@ SWITCHED = ("dqn", "c51", "qem-dqn", "iqem-dqn", "td3", "dsac-mlp")
 """Whose switches are tried. Those of the others are the same code, and compiling them takes long."""
 
 
+@contextmanager
+def optimised(wanted: bool) -> Iterator[None]:
+    """Programs that are compiled in here are optimised, as little as in all tests, or not at all."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", not wanted)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(autouse=True)
 def quick_compilation() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    with optimised(False):
+        yield
 
 
 class Learned(NamedTuple):
@@ -86,6 +97,7 @@ class System:
         self.probes = tuple(BOX_PROBES if continuous else PROBES)
         self.host_probes = ("c5", "c6") if continuous else ("5", "6")
         self.keys = Keys.of(SEEDS[0])
+        self._generated: Any = None
 
     @cached_property
     def compiled(self) -> CompiledRun:
@@ -116,11 +128,20 @@ class System:
         programs = (_count_programs(self.host._learn), _count_programs(self.host._act))
         return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], self.host_probes)[0])
 
-    def learn(self, state: AgentState, batch: Batch, number: int = 0) -> tuple[Any, Any, float, np.ndarray]:
-        """Params, learning, loss and priorities after the host loop's update of this number from this state."""
+    def learn(
+        self, state: AgentState, batch: Batch, number: int = 0, as_users_get_it: bool = False
+    ) -> tuple[Any, Any, float, np.ndarray]:
+        """Params, learning, loss and priorities after the host loop's update of this number from this state.
+
+        The update is the one that the host loop has compiled, or comes from the generator of code that users get.
+        """
         params, learning, frozen = ([jnp.array(leaf) for leaf in jax.tree.leaves(part)] for part in state)
-        place = np.int32(number), np.int32(0)
-        params, learning, tally, priorities = self.host._learn(learning, Tally.empty(), params, frozen, batch, *place)
+        arguments = learning, Tally.empty(), params, frozen, batch, np.int32(number), np.int32(0)
+        update = self.host._learn
+        if as_users_get_it:
+            self._generated = self._generated or update.lower(*arguments).compile({"xla_cpu_use_fusion_emitters": True})
+            update = self._generated
+        params, learning, tally, priorities = update(*arguments)
         structures = self.host._structures
         return (
             jax.tree.unflatten(structures.params, params),
@@ -196,11 +217,15 @@ def _answers(algorithm: Any, params: list[Any], names: tuple[str, ...]) -> list[
 
 
 def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
-    loop = compiled_loop(tiny(preset, kappa=0.0), mixed_probes(probes), NUM_ENVS, SEEDS, 2)
+    config = tiny(preset, kappa=0.0)
+    # Critics that are asked at levels compute much: what is saved in compiling them would be lost in running them.
+    slow = isinstance(config, ActorCriticConfig) and isinstance(config.representation, ImplicitQuantiles)
+    loop = compiled_loop(config, mixed_probes(probes), NUM_ENVS, SEEDS, 2)
     states, records = {0: _taken(loop.arrays())}, []
-    for mark in MARKS[1:]:
-        records += loop.advance(mark, mark == MARKS[-1])
-        states[mark] = _taken(loop.arrays())
+    with optimised(slow):
+        for mark in MARKS[1:]:
+            records += loop.advance(mark, mark == MARKS[-1])
+            states[mark] = _taken(loop.arrays())
     programs = _count_programs(loop._chunk)
     answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], probes)
     return CompiledRun(loop, states, [record["bad_step"] for record in records], programs, answers)

@@ -279,12 +279,6 @@ class ImplicitQuantiles:
     `cumulative` is DSAC's: the middles of random intervals that fill [0, 1], each of which counts by its width.
     """
 
-    share_levels: bool = False
-    """Whether the transitions of a batch share their levels, which saves most of the work on small networks.
-
-    Each transition's levels are distributed as before, so expected gradients are the same; IQN draws them apart.
-    """
-
     num_cosines: int = 64
     """The size of the level's cosine embedding."""
 
@@ -296,6 +290,12 @@ class ImplicitQuantiles:
 
     kappa: float = 1.0
     """Where the quantile Huber loss turns from quadratic to linear; 0 gives exact quantile regression."""
+
+    share_levels: bool = False
+    """Whether the transitions of a batch share their levels, which saves most of the work on small networks.
+
+    Each transition's levels are distributed as before, so expected gradients are the same; IQN draws them apart.
+    """
 
     def __post_init__(self) -> None:
         for name in ("num_levels", "num_target_levels", "num_acting_levels", "num_cosines"):

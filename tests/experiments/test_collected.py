@@ -116,13 +116,17 @@ def test_damaged_runs_are_named_with_the_reason_and_do_not_stop_the_others(tmp_p
     record["config"]["preset"] = "rainbow"
     (named.path / "config.json").write_text(json.dumps(record))
     found = collect(tmp_path)
-    assert [run.name for run in found.runs] == ["cut", "good"]
+    assert [(run.name, run.state) for run in found.runs] == [
+        ("cut", "finished"),
+        ("good", "finished"),
+        ("unsaid", "failed"),
+    ]
+    assert "FAILED cannot be read" in found.runs[-1].cause
     reasons = {each.name: each.reason for each in found.unreadable}
     assert "line 2, is not JSON" in reasons["broken"]
     assert "no seed of (2,)" in reasons["foreign"]
     assert "got inf" in reasons["infinite"]
     assert "no time/fps above 0" in reasons["timed"]
-    assert "KeyError('cause')" in reasons["unsaid"]
     assert "'rainbow'" in reasons["renamed"]
     assert {"listed", "empty", "no-run", "no-type", "number"} < set(reasons)
 

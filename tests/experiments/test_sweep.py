@@ -3,6 +3,7 @@
 The sweeps of this file share compiled programs and one sweep that nothing happened to; see tests/conftest.py.
 """
 
+import ast
 import json
 import os
 import random
@@ -285,7 +286,7 @@ def test_the_dry_run_counts_runs_hours_memory_and_storage(untouched, tmp_path, c
     main(["sweep", str(file), "--out", str(out), "--dry-run", "--trial-seconds", "0.2"])
     said = capsys.readouterr().out
     assert "4 runs, 0 of them finished, 4 to do" in said
-    assert said.count("a trial") == 2
+    assert sum(line.rstrip().endswith("a trial") for line in said.splitlines()) == 2
     assert "core-hours" in said
     assert not out.exists()
 
@@ -350,6 +351,30 @@ def test_ray_ends_the_same_after_a_node_and_the_driver_were_killed(grid, untouch
     said, errors = process.communicate()
     assert process.returncode == 0, said + errors
     assert files(tmp_path) == untouched
+
+
+STARTED_HERE = """
+from pathlib import Path
+from qemrl.experiments.ray_engine import RayEngine
+
+def listening():
+    \"\"\"Local addresses, in the kernel's hexadecimal, of sockets that listen.\"\"\"
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {words[1] for words in lines if words[3] == "0A"}
+
+before = listening()
+engine = RayEngine(None, 1)
+new = {address.partition(":")[0] for address in listening() - before}
+engine.close()
+print(sorted(new))
+"""
+
+
+def test_a_cluster_that_is_started_here_listens_on_the_loopback_interface_only():
+    result = subprocess.run([sys.executable, "-c", STARTED_HERE], capture_output=True, text=True, check=True)
+    found = set(ast.literal_eval(result.stdout.splitlines()[-1]))
+    assert found  # it does listen
+    assert found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
 @pytest.mark.parametrize(

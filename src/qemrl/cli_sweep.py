@@ -196,8 +196,8 @@ def _conclude(standings: "Sequence[Standing]", signals: list[int], file: str, ou
 
 
 def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> None:
-    from qemrl.experiments.engines import count_cores
     from qemrl.experiments.forecast import forecast
+    from qemrl.training.side_by_side import available_cores
 
     with working("trying out the runs") as status:
         costs = forecast(list(asked.standings.values()), cpus, seconds, lambda what: status.update(f"{what} …"))
@@ -219,7 +219,7 @@ def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> N
             cost.measured.source,
         )
     rich.print(shown)
-    _totals(costs, cpus, count_cores() if cores is None else cores)
+    _totals(costs, cpus, available_cores() if cores is None else cores)
 
 
 def _totals(costs: "Sequence[Forecast]", cpus: int, cores: int) -> None:

@@ -1,6 +1,5 @@
 """Engines: who does the runs of a sweep. An engine knows processes, not what they learn."""
 
-import os
 import signal
 import subprocess
 import time
@@ -10,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from qemrl.experiments.worker import cause_of_failure, command, with_environment
 from qemrl.training.memory import available_bytes
+from qemrl.training.side_by_side import available_cores
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ class Engine(Protocol):
         ...
 
 
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class LocalEngine:
     """One process for each core of this machine, one thread each, as many as memory has room for."""
 
@@ -71,7 +66,7 @@ class LocalEngine:
             cores: How many may be busy at once.
             programs: A folder for compiled programs, which runs that differ in their seeds only then share.
         """
-        self.cores = count_cores() if cores is None else cores
+        self.cores = available_cores() if cores is None else cores
         self.programs = programs
         if self.cores < 1:
             raise ValueError(f"an engine needs at least one core, got {self.cores}")

@@ -161,7 +161,7 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
             capture_output=True,
             text=True,
             check=False,
-            env=dict(with_environment(cpus)),
+            env=with_environment(cpus),
             stdin=subprocess.DEVNULL,
         )
     if result.returncode:

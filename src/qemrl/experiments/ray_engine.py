@@ -11,8 +11,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.engines import Ended, Needs, count_cores
+from qemrl.experiments.engines import Ended, Needs
 from qemrl.experiments.worker import cause_of_failure, environment, work
+from qemrl.training.side_by_side import available_cores
 
 LOOPBACK = "127.0.0.1"
 
@@ -45,7 +46,7 @@ class RayEngine:
         self.ray, self.retries = ray, retries
         quiet = {"log_to_driver": False, "logging_level": "warning"}
         if address is None:
-            here = {"num_cpus": cores or count_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
+            here = {"num_cpus": cores or available_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
             ray.init(**here, **quiet)
         else:
             try:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def with_environment(threads: int) -> Mapping[str, str]:
+def with_environment(threads: int) -> dict[str, str]:
     """This process's variables with those of `environment`."""
     return {**os.environ, **environment(threads)}
 

@@ -55,14 +55,14 @@ def _report(item: Item, scale: Scale, seed: int, seconds: float, result: Result)
         "scale": scale,
         "seed": seed,
         "version": qemrl.__version__,
-        "commit": _commit(),
+        "commit": commit_of_code(),
         "seconds": round(seconds, 1),
         "notes": result.notes,
         "claims": claims,
     }
 
 
-def _commit() -> str | None:
+def commit_of_code() -> str | None:
     """The commit of the code that runs, marked if files differ from it; None outside a checkout."""
     here = Path(__file__).parent
 

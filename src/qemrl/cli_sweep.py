@@ -197,7 +197,7 @@ def _conclude(standings: "Sequence[Standing]", signals: list[int], file: str, ou
 
 def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> None:
     from qemrl.experiments.forecast import forecast
-    from qemrl.training.side_by_side import available_cores
+    from qemrl.training.machine import available_cores
 
     with working("trying out the runs") as status:
         costs = forecast(list(asked.standings.values()), cpus, seconds, lambda what: status.update(f"{what} …"))

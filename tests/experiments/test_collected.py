@@ -163,9 +163,12 @@ def test_failures_are_known_by_their_file_or_by_the_state_that_was_put_aside(tmp
 def test_speed_is_the_median_and_time_counts_what_was_done_again(tmp_path):
     directory = written(tmp_path, {0: {1000: 1.0}, 1: {1000: 1.0}})
     # Records come every 1000 steps, of two seeds; the second is done again, and the last is short.
-    for step, rate in ((1000, 100.0), (2000, 400.0), (2000, 200.0), (2500, 250.0)):
-        directory.append_timing({"step": step, "time/fps": rate})
+    for step, rate in ((1000, 100.0), (2000, 400.0), (2000, 200.0)):
+        directory.append_timing({"step": step, "time/fps": rate, "machine": "small"})
+    assert collect(tmp_path).runs[0].machines == ("small",)
+    directory.append_timing({"step": 2500, "time/fps": 250.0, "machine": "large"})
     (run,) = collect(tmp_path).runs
+    assert run.machines == ("small", "large")
     assert run.steps_per_second == 225.0
     assert run.seconds == 2000 / 100 + 2000 / 400 + 2000 / 200 + 1000 / 250
     assert (run.step, run.cause) == (1000, "")

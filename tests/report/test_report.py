@@ -304,6 +304,16 @@ def test_the_overview_counts_runs_and_names_what_is_wrong(content):
     assert "78,000 over all runs and seeds" in made
 
 
+def test_the_overview_names_machines_and_says_where_none_is_known(tmp_path, content):
+    assert "<dt>Machine</dt><dd>not recorded</dd>" in page(content)
+    write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 4])
+    for seed in (1, 2):
+        run = write_run(tmp_path / f"b{seed}", "qr-dqn", "probe/1", seed, [1, 2, 3])
+        run.append_timing({"step": 4000, "time/fps": 1.0, "machine": "a <fast> one"})
+    made = page(content_of(tmp_path))
+    assert "<dt>Machine</dt><dd>a &lt;fast&gt; one; not recorded for 1 run</dd>" in made
+
+
 def test_failed_runs_are_listed_with_their_cause(tmp_path):
     directory = write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2])
     (directory.path / "FAILED").write_text(json.dumps({"cause": "OSError: <full>"}))

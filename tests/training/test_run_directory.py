@@ -127,6 +127,7 @@ def test_metrics_are_one_object_a_line_and_there_at_once(run):
     run.append_timing({"step": 7, "time/fps": 101.0})
     assert (run.path / "timing.jsonl").read_text().splitlines()[1] == '{"step": 7, "time/fps": 101.0}'
     assert len(run.read_metrics()) == 2
+    assert [record["step"] for record in run.read_timing()] == [6, 7]
 
 
 @pytest.mark.parametrize(

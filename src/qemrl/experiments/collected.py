@@ -1,6 +1,5 @@
 """All runs below a folder, by algorithm and task, whoever made them: `train`, `compare` or `sweep`."""
 
-import json
 import math
 import os
 import re
@@ -50,6 +49,9 @@ class CollectedRun:
 
     seconds: float
     """What learning and evaluating took by these records, parts that were done again included."""
+
+    machines: tuple[str, ...]
+    """What computed it; more than one if it went on elsewhere, none where that was not kept."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,11 @@ def read_run(path: Path, name: str) -> CollectedRun:
     evaluations, step = _evaluations(directory, config)
     cause = "" if directory.done else cause_of_failure(path) or _not_finite(path, step)
     state: State = "finished" if directory.done else "failed" if cause else "unfinished"
-    rates = _rates(path / "timing.jsonl")
+    rates, machines = _timing(directory)
     median = float(np.median([rate for _, rate in rates])) if rates else None
     # A record is of the steps since the last multiple of log_every.
     seconds = sum(((at - 1) % config.log_every + 1) * config.num_seeds / rate for at, rate in rates)
-    happened = (state, cause, step, evaluations, median, float(seconds))
+    happened = (state, cause, step, evaluations, median, float(seconds), machines)
     return CollectedRun(name, path, arm, config, directory.record, *happened)
 
 
@@ -207,22 +209,19 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _rates(file: Path) -> list[tuple[int, float]]:
-    """Steps and steps per second of all whole lines of timing.jsonl."""
-    if not file.exists():
-        return []
-    *lines, _ = file.read_bytes().split(b"\n")
-    rates = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{file}, line {number}, is not JSON: {error}") from error
+def _timing(directory: RunDirectory) -> tuple[list[tuple[int, float]], tuple[str, ...]]:
+    """Steps and steps per second of all records, and the machines that they name."""
+    rates, machines = [], {}
+    for number, record in enumerate(directory.read_timing(), start=1):
         rate = record.get("time/fps") if isinstance(record, dict) else None
         if not isinstance(rate, int | float) or not rate > 0 or not _is_count(record.get("step")):
-            raise ValueError(f"{file}, line {number}, has no step ≥ 0 or no time/fps above 0")
+            raise ValueError(
+                f"{directory.path / 'timing.jsonl'}, line {number}, has no step ≥ 0 or no time/fps above 0"
+            )
         rates.append((record["step"], float(rate)))
-    return rates
+        if "machine" in record:
+            machines[str(record["machine"])] = None
+    return rates, tuple(machines)
 
 
 def _cell(arm: str, env: str, runs: Sequence[CollectedRun]) -> Cell:

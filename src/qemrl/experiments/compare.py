@@ -219,18 +219,15 @@ def _result(directory: RunDirectory) -> Result:
         curve=curve,
         final=_interval(curve.final),
         average=_interval(curve.average),
-        steps_per_second=_speed(directory.path / "timing.jsonl"),
+        steps_per_second=_speed(directory),
         config_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
         commit=directory.record.get("commit"),
     )
 
 
-def _speed(file: Path) -> float | None:
+def _speed(directory: RunDirectory) -> float | None:
     """The median, so that neither compiling nor a run's short last part counts."""
-    if not file.exists():
-        return None
-    lines = file.read_text(encoding="utf-8").splitlines()
-    rates = [json.loads(line)["time/fps"] for line in lines if line.endswith("}")]
+    rates = [record["time/fps"] for record in directory.read_timing()]
     return float(np.median(rates)) if rates else None
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qemrl.experiments.engines import Needs
 from qemrl.experiments.sweep import Standing, State
@@ -23,6 +22,7 @@ from qemrl.experiments.worker import with_environment
 from qemrl.serialization import to_json
 from qemrl.training.config import RunConfig, domain_of, read_config
 from qemrl.training.loops import describe_environment, make_loop, replay_bytes
+from qemrl.training.run_directory import RunDirectory
 from qemrl.types import EnvSpec
 
 PROCESS_BYTES = 1_200_000_000
@@ -132,21 +132,15 @@ def _from_runs(group: Sequence[Standing], tried: Measured) -> Measured | None:
     """The speed of runs of the group that have come some way, their evaluations included."""
     steps, seconds = 0, 0.0
     for standing in group:
-        timing = _timing(standing.path / "timing.jsonl")
-        for before, after in itertools.pairwise(timing):
+        if not (standing.path / "config.json").exists():
+            continue
+        for before, after in itertools.pairwise(RunDirectory(standing.path).read_timing()):
             covered = after["step"] - before["step"]
             if covered > 0 and after["time/fps"]:
                 steps, seconds = steps + covered, seconds + covered / after["time/fps"]
     if not seconds:
         return None
     return replace(tried, steps_per_second=steps / seconds, source="runs")
-
-
-def _timing(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    *lines, _ = file.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
 
 
 def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Measured:

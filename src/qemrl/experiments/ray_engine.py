@@ -13,7 +13,7 @@ from typing import Any
 
 from qemrl.experiments.engines import Ended, Needs
 from qemrl.experiments.worker import cause_of_failure, environment, work
-from qemrl.training.side_by_side import available_cores
+from qemrl.training.machine import available_cores
 
 LOOPBACK = "127.0.0.1"
 

@@ -1,6 +1,5 @@
 """The first section of the page: which runs there are, what they took, and what is wrong with some."""
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ def overview(drawing: Drawing) -> Html:
         ("Time", f"{numbers.hours(seconds)} of learning and evaluating, added up over runs"),
         ("Versions", "; ".join(_distinct(_versions(run.record) for run in runs)) or NOTHING),
         ("Commit", "; ".join(_commits(runs)) or NOTHING),
-        ("Machine", "; ".join(_distinct(_machine(run.record) for run in runs)) or "not recorded"),
+        ("Machine", "; ".join(_machines(runs)) or "not recorded"),
     ]
     rows = [piece for name, fact in facts for piece in (element("dt", {}, name), element("dd", {}, fact))]
     parts = [element("dl", {}, *rows)]
@@ -60,10 +59,11 @@ def _versions(record: dict[str, Any]) -> str:
     return ", ".join([f"qemrl {record.get('qemrl', 'not recorded')}", *others])
 
 
-def _machine(record: dict[str, Any]) -> str:
-    extra = record.get("extra")
-    machine = record.get("machine") or (extra.get("machine") if isinstance(extra, dict) else None)
-    return machine if isinstance(machine, str) else json.dumps(machine) if machine else ""
+def _machines(runs: Sequence[CollectedRun]) -> list[str]:
+    """What computed the runs, and of how many that is not known, if it is known of some."""
+    found = _distinct(machine for run in runs for machine in run.machines)
+    unknown = sum(not run.machines for run in runs)
+    return [*found, *([f"not recorded for {unknown} run{'' if unknown == 1 else 's'}"] if found and unknown else [])]
 
 
 def _all_runs(drawing: Drawing) -> Html:

@@ -2,7 +2,7 @@
 
 config.json       the configuration, and the versions that ran it
 metrics.jsonl     one JSON object a line; the same, byte for byte, however often the run was interrupted
-timing.jsonl      the same for what depends on the clock
+timing.jsonl      the same for what depends on the clock and the machine
 checkpoints/      see `checkpoint`
 evaluations/      NAME.json
 DONE              the summary of a finished run
@@ -112,8 +112,8 @@ class RunDirectory:
         _append(self._metrics, record)
 
     def append_timing(self, record: Mapping[str, Any]) -> None:
-        """Add a line to timing.jsonl: the step, and values by tag, which may depend on the clock."""
-        _append(self.path / "timing.jsonl", record)
+        """Add a line to timing.jsonl: the step, and values by tag, which may depend on the clock and the machine."""
+        _append(self._timing, record)
 
     def truncate_metrics(self, size: int) -> None:
         """Take metrics.jsonl back to `metrics_bytes` of the checkpoint from which the run goes on."""
@@ -132,16 +132,11 @@ class RunDirectory:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl; a last line that is being written, or was cut by a crash, is left out."""
-        if not self._metrics.exists():
-            return []
-        *lines, _ = self._metrics.read_bytes().split(b"\n")
-        records = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{self._metrics}, line {number}, is not JSON: {error}") from error
-        return records
+        return _read_lines(self._metrics)
+
+    def read_timing(self) -> list[dict[str, Any]]:
+        """The records of timing.jsonl, in the same way; a part that was done again is there twice."""
+        return _read_lines(self._timing)
 
     def write_evaluation(self, name: str, data: Mapping[str, Any]) -> Path:
         """The file evaluations/NAME.json, written with the data; one of the same name is replaced."""
@@ -184,6 +179,10 @@ class RunDirectory:
     @property
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def _timing(self) -> Path:
+        return self.path / "timing.jsonl"
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -229,6 +228,20 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         except BaseException:
             file.truncate(size)  # no half lines, also on a full disk
             raise
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; none if there is no file."""
+    if not path.exists():
+        return []
+    *lines, _ = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
+    return records
 
 
 def _end_of_lines(file: Any) -> int:

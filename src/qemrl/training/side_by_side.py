@@ -1,9 +1,10 @@
 """Work on several cores at once, in threads: compiled programs leave Python's lock to others while they run."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+
+from qemrl.training.machine import available_cores
 
 Stop = Callable[[], bool]
 
@@ -39,10 +40,3 @@ def side_by_side(works: Sequence[Callable[[Stop], None]], stop: Stop) -> None:
             halted.set()
     for future in futures:
         future.result()
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import importlib.util
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -53,7 +52,8 @@ class Board:
             shutil.rmtree(folder)
         folder.mkdir()
         self._writers = {seed: _writer(folder / f"seed_{seed}") for seed in config.seeds}
-        rates = _rates(self.directory.path / "timing.jsonl")
+        # Of a record that was written twice, the last.
+        rates = {record["step"]: record["time/fps"] for record in self.directory.read_timing()}
         for record in self.directory.read_metrics():
             self._write(record, rates.get(record["step"]))
         self._flush()
@@ -92,14 +92,3 @@ def _writer(folder: Path) -> Any:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     return EventFileWriter(str(folder))
-
-
-def _rates(path: Path) -> dict[int, float]:
-    """Steps per second at each record; of a record that was written twice, the last."""
-    if not path.exists():
-        return {}
-    rates = {}
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        record = json.loads(line)
-        rates[record["step"]] = record["time/fps"]
-    return rates

@@ -18,6 +18,7 @@ from qemrl.serialization import to_json
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, read_config
 from qemrl.training.loops import Loop, Record, make_loop
+from qemrl.training.machine import machine_in_short
 from qemrl.training.run_directory import RunDirectory, write_atomic
 
 
@@ -125,7 +126,7 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
     for record in records:
         directory.append(_with_evaluation(record, directory))
     rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
-    directory.append_timing({"step": until, "time/fps": rate})
+    directory.append_timing({"step": until, "time/fps": rate, "machine": machine_in_short()})
     watcher.record(records, rate)
     if config.is_saved(until):
         _save(loop, directory)

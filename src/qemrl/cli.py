@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import rich
 from rich.markup import escape
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
@@ -24,7 +23,7 @@ from qemrl.bench.command import bench_actor_critic, bench_all, bench_page, bench
 from qemrl.cli_report import report
 from qemrl.cli_studies import compare, demo, show
 from qemrl.cli_sweep import sweep
-from qemrl.console import UsageError, require, table, working, write_json
+from qemrl.console import UsageError, print_table, require, table, working, write_json
 from qemrl.statistics import Interval
 
 
@@ -36,14 +35,14 @@ def list_known() -> None:
         agents = table(f"Agents for {actions} actions: qemrl train NAME --env ID", "name", "what it is")
         for name, summary in known.items():
             agents.add_row(name, summary)
-        rich.print(agents)
+        print_table(agents)
     print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders, and those")
     print("with -sparse behind; jax/cartpole, jax/catch, jax/mountain-car, jax/pendulum; jax/deep-sea-5 to -30 and")
     print("jax/deep-sea-stochastic-5 to -30; jax/chain-10, -20, -30, -50, -100; probe/1 to 8, probe/c1 to c7\n")
     presets = table("Estimators: qemrl train NAME --env ID --estimator NAME", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)
-    rich.print(presets)
+    print_table(presets)
     print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
     from qemrl.experiments.ready_made import ready_made, summary
     from qemrl.paper.catalogue import ITEMS
@@ -51,11 +50,11 @@ def list_known() -> None:
     grids = table("Grids: qemrl sweep NAME --out DIR", "name", "what it is")
     for name, text in ready_made().items():
         grids.add_row(name, summary(text))
-    rich.print(grids)
+    print_table(grids)
     items = table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
     for item in ITEMS:
         items.add_row(item.name, item.where, item.summary)
-    rich.print(items)
+    print_table(items)
 
 
 def fits(
@@ -87,7 +86,7 @@ def fits(
             errors = (f"{row.error:+.4f}", f"{row.rmse_fixed:.4f}", f"{row.rmse_random:.4f}")
             last = row is result.rows[-1]
             shown.add_row(row.law if row is result.rows[0] else "", row.estimator, fit, *errors, end_section=last)
-    rich.print(shown)
+    print_table(shown)
     print("error here: of the draw in the figure; RMSE: over all draws, with fixed and with random levels")
     for path in fitting.write(results, noise, out):
         print(f"wrote {path}")
@@ -112,7 +111,7 @@ def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
         limit = "" if line.limit is None else f"{colours[line.holds]}{line.limit:.2f} {'✓' if line.holds else '✗'}"
         times = (f"{line.microseconds:.1f}", line.peer, f"{line.peer_microseconds:.1f}", f"{line.ratio:.3f}")
         shown.add_row(line.levels, str(line.shape), line.timed, line.what, *times, limit)
-    rich.print(shown)
+    print_table(shown)
     layers = " → ".join(str(width) for width in estimator.NETWORK)
     print(f"network: {layers}, {report.comparisons[-1].shape[0]} inputs at once; {report.machine['device']}")
     write_json(report.as_json(), json_file)
@@ -138,7 +137,7 @@ def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None 
         limit = f"[{'green' if line.holds else 'red'}]{line.target:.0f} {'✓' if line.holds else '✗'}"
         rates = (f"{line.steps_per_second:,.0f}", f"{line.numpy_steps_per_second:,.0f}", f"{line.ratio:.1f}")
         shown.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
-    rich.print(shown)
+    print_table(shown)
     write_json(report.as_json(), json_file)
 
 
@@ -206,7 +205,7 @@ def _show_claims(report: Any) -> None:
         measured = Interval(*(claim["measured"][end] for end in Interval._fields))
         verdict = f"[{colours[claim['verdict']]}]{claim['verdict']}"
         shown.add_row(verdict, claim["name"], escape(str(measured)))
-    rich.print(shown)
+    print_table(shown)
     for note in report["notes"]:
         print(textwrap.fill(f"Note: {note}", width=100))
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import rich
 import tyro
 from tyro.conf import Positional
 
-from qemrl.console import UsageError, failures, require, table, usage, write_json
+from qemrl.console import UsageError, failures, print_table, require, table, usage, write_json
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
@@ -51,7 +50,7 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         shown = table("Presets", "name", "what it is")
         for name, known in PRESETS.items():
             shown.add_row(name, known.summary)
-        rich.print(shown)
+        print_table(shown)
         return
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
@@ -155,7 +154,7 @@ def _report(data: dict[str, Any], as_json: bool, filmed: bool, video: Path | Non
     shown = table(title, ">seed", ">mean", ">± std", ">min", ">max")
     for each in data["seeds"]:
         shown.add_row(str(each["seed"]), *(f"{each[name]:,.2f}" for name in ("mean", "std", "min", "max")))
-    rich.print(shown)
+    print_table(shown)
     if filmed:
         print(f"wrote {video}")
 

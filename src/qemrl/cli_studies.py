@@ -12,7 +12,7 @@ import tyro
 from rich.markup import escape
 from tyro.conf import Positional
 
-from qemrl.console import failures, require, table, usage, working
+from qemrl.console import failures, print_table, require, table, usage, working
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison, Difference
@@ -141,7 +141,7 @@ def _show_moments(episode: "Episode") -> None:
             if q is not None:
                 row.append(_number(episode, int(q.argmax() if extreme == "best" else q.argmin())))
         shown.add_row(*row)
-    rich.print(shown)
+    print_table(shown)
 
 
 def _number(episode: "Episode", curve: int) -> str:
@@ -187,13 +187,13 @@ def _show_results(comparison: "Comparison") -> None:
     for result in comparison.results:
         speed = "" if result.steps_per_second is None else f"{result.steps_per_second:,.0f}"
         results.add_row(result.curve.label, *_cells(result.final, result.average), speed)
-    rich.print(results)
+    print_table(results)
     against = comparison.results[0].curve.label
     differences = table(f"Minus {against}, by pairs of seeds", "preset", ">pairs", "at the end", "over the curve")
     for difference in comparison.differences:
         pairs = str(len(difference.seeds))
         differences.add_row(difference.preset, pairs, *_cells(difference.final, difference.average))
-    rich.print(differences)
+    print_table(differences)
     for difference in comparison.differences:
         rich.print(f"{difference.preset} against {against}, at the end: {_verdict(difference)}")
     print("over the curve: the area under the evaluation curve, divided by its length; steps/s: of all seeds together")

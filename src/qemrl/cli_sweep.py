@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import rich
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.console import require, table, usage, working
+from qemrl.console import print_table, require, table, usage, working
 
 if TYPE_CHECKING:
     from qemrl.experiments.engines import Engine
@@ -138,26 +137,25 @@ def standings_table(standings: "Sequence[Standing]", rows: int) -> Table:
 
     counts = {state: sum(standing.state is state for standing in standings) for state in State}
     title = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
-    columns = ("algorithm", "environment", ">seed", "state", ">step", ">of", ">steps/s", ">return", ">left")
-    shown = table(title, *columns)
+    shown = table(title, "algorithm", "environment", ">seed", "state", ">done", ">steps/s", ">return", ">left")
     colours = {State.RUNNING: "cyan", State.FAILED: "red", State.FINISHED: "green"}
     order = list(State)
     ranked = sorted(standings, key=lambda standing: order.index(standing.state))
     for standing in ranked[:rows]:
         run = standing.run
-        state = standing.state.value
-        colour = colours.get(standing.state)
-        shown.add_row(
-            escape(run.arm),
-            escape(run.config.env),
+        names = (escape(run.arm), escape(run.config.env))
+        rest = (
             str(run.config.seed),
-            f"[{colour}]{state}" if colour else state,
-            f"{standing.step:,}",
-            f"{run.config.whole_steps:,}",
+            standing.state.value,
+            f"{standing.step / run.config.whole_steps:.0%}",
             "" if standing.steps_per_second is None else f"{standing.steps_per_second:,.0f}",
             "" if standing.score is None else f"{standing.score:,.1f}",
             "" if standing.seconds_left is None else _duration(standing.seconds_left),
         )
+        for column, text in zip(shown.columns[2:], rest, strict=True):  # of what is too wide, names are cut first
+            column.min_width = max(column.min_width or len(str(column.header)), len(text))
+        colour = colours.get(standing.state)
+        shown.add_row(*names, rest[0], f"[{colour}]{rest[1]}" if colour else rest[1], *rest[2:])
     if len(ranked) > rows:
         shown.caption = f"… and {len(ranked) - rows} more"
     return shown
@@ -181,7 +179,7 @@ def _conclude(standings: "Sequence[Standing]", signals: list[int], file: str, ou
     """Say how all runs stand, and end the process accordingly."""
     from qemrl.experiments.sweep import State
 
-    rich.print(standings_table(standings, len(standings)))
+    print_table(standings_table(standings, len(standings)))
     failed = [standing for standing in standings if standing.state is State.FAILED]
     for standing in failed:
         print(f"failed: {standing.path}: {standing.cause}", file=sys.stderr)
@@ -218,7 +216,7 @@ def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> N
             f"{cost.storage_bytes / 1e9:.1f} GB",
             cost.measured.source,
         )
-    rich.print(shown)
+    print_table(shown)
     _totals(costs, cpus, available_cores() if cores is None else cores)
 
 

@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+WIDEST = 1_000
+"""More characters than a line of any table has."""
+
 
 class UsageError(Exception):
     """The user can put it right; the message says how."""
@@ -35,6 +38,11 @@ def table(title: str, *columns: str) -> Table:
     for column in columns:
         empty.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
     return empty
+
+
+def print_table(shown: Table) -> None:
+    """Print a table; whole, where there is no terminal whose width would cut it."""
+    Console(width=None if Console().is_terminal else WIDEST).print(shown)
 
 
 def write_json(data: dict, path: Path | None) -> None:

@@ -4,6 +4,7 @@ The sweeps of this file share compiled programs and one sweep that nothing happe
 """
 
 import ast
+import io
 import json
 import os
 import random
@@ -14,12 +15,15 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from qemrl.cli import main
+from qemrl.cli_sweep import standings_table
+from qemrl.console import print_table
 from qemrl.experiments.engines import Ended, LocalEngine, Needs
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.ray_engine import LOOPBACK
-from qemrl.experiments.sweep import State, Sweep
+from qemrl.experiments.sweep import Standing, State, Sweep
 from qemrl.experiments.worker import FAILED
 from qemrl.training import checkpoint
 
@@ -250,6 +254,20 @@ def test_the_local_engine_keeps_to_its_cores_and_to_memory(tmp_path):
     engine.running[tmp_path / "b"] = (process, Needs(1, cpus=2))
     assert not engine.has_room(Needs(1))
     process.wait()
+
+
+def test_the_table_of_runs_fits_a_terminal_and_is_whole_elsewhere(capsys):
+    env = "minatar/space_invaders"
+    runs = Grid(("iqn+stratified", "qr-dqn"), (env,), seeds=1, steps=10_000_000).runs()
+    standings = [Standing(run, Path("x"), State.FINISHED, 10_000_000, 12_345.6, -1234.5) for run in runs]
+    shown = standings_table(standings, 1)
+    terminal = io.StringIO()
+    Console(width=80, file=terminal).print(shown)
+    assert f"iqn+stratified {env}    0 finished 100%  12,346 -1,234.5" in terminal.getvalue()
+    assert "… and 1 more" in terminal.getvalue()
+    shown.columns[1].header = "a long name of an environment " * 4
+    print_table(shown)
+    assert shown.columns[1].header in capsys.readouterr().out
 
 
 def test_two_processes_cannot_drive_one_sweep(untouched, tmp_path):

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rich
-
-from qemrl.console import UsageError, require, table, usage, working, write_json
+from qemrl.console import UsageError, print_table, require, table, usage, working, write_json
 
 JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
 """Where `qemrl bench` keeps figures, and the page that it makes of them."""
@@ -110,7 +108,7 @@ def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:
         shown = table(sheet.title, *sheet.columns)
         for row in sheet.rows:
             shown.add_row(*row)
-        rich.print(shown)
+        print_table(shown)
     print("ms: for the steps between two updates of each environment, and an update for each")
     write_json(report.as_json(), json_file)
 
@@ -215,7 +213,7 @@ def _show_speeds(report: Any, titles: Mapping[str, str], peer: str) -> None:
         ours, theirs = f"{line.steps_per_second:,.0f}", f"{line.peer_steps_per_second:,.0f}"
         least = _verdict(f"{line.target:g}", line.holds) if line.target else ""
         shown.add_row(title, ours, str(line.threads), theirs, str(line.peer_threads), f"{line.ratio:.2f}", least)
-    rich.print(shown)
+    print_table(shown)
 
 
 def _show_overheads(report: Any, title: str, sides: tuple[str, str] = ("with QEM", "without")) -> None:
@@ -223,7 +221,7 @@ def _show_overheads(report: Any, title: str, sides: tuple[str, str] = ("with QEM
     for line in report.overheads:
         times = (line.preset, f"{line.milliseconds:.2f}", line.peer, f"{line.peer_milliseconds:.2f}")
         shown.add_row(line.domain, *times, f"{line.ratio:.3f}", _verdict(f"{line.limit:g}", line.holds))
-    rich.print(shown)
+    print_table(shown)
 
 
 def _show_shares(report: Any) -> None:
@@ -233,7 +231,7 @@ def _show_shares(report: Any) -> None:
     for line in report.shares:
         rates = (f"{line.operations / 1e6:,.0f}", f"{line.milliseconds:.2f}", f"{line.gflops:.0f}")
         shown.add_row(line.task, *rates, f"{line.peak_gflops:.0f}", f"{line.share:.0%}")
-    rich.print(shown)
+    print_table(shown)
 
 
 def _show_engines(report: Any) -> None:
@@ -242,5 +240,5 @@ def _show_engines(report: Any) -> None:
     for engine in report.engines:
         rate = statistics.median(engine.rates)
         shown.add_row(engine.name, f"{rate:,.0f}", f"{engine.cores:.2f}", f"{engine.ratio:.2f}")
-    rich.print(shown)
+    print_table(shown)
     print(f"Most steps: {report.best_engine.name}.")

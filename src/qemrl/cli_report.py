@@ -2,10 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich.markup import escape
+from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.console import UsageError, require, usage, working
+from qemrl.console import UsageError, print_table, require, table, usage, working
+
+if TYPE_CHECKING:
+    from qemrl.report.content import Content
 
 
 def report(
@@ -19,7 +25,8 @@ def report(
     """Make one HTML page about all runs below a folder: curves, scores with intervals, settings, saved agents.
 
     The page needs neither a server nor the network. Runs may be those of `sweep`, `compare` or `train`, finished or
-    not; results of `reproduce` below the folder become the paper's ledger. The same runs give the same bytes.
+    not; results of `reproduce` below the folder become the paper's ledger. The same runs give the same bytes. What is
+    printed is how far each algorithm ends above the one that is nearest to it.
 
     Args:
         directory: The folder, or a single run directory.
@@ -58,5 +65,28 @@ def report(
             raise UsageError(f"{error}; choose another place with --out, --figures and --pdf") from error
     for each in content.collection.unreadable:
         print(f"note: {each.name} is left out: {each.reason}")
+    if content.results.differences:
+        print_table(differences_table(content))
     for path in paths:
         print(f"wrote {path}")
+
+
+def differences_table(content: "Content") -> Table:
+    """How far algorithms end above those before them that are nearest in settings, by task if there are few."""
+    from qemrl.report import numbers
+    from qemrl.report.figures import MOST_PANELS
+
+    results = content.results
+    title = "Last evaluations minus those of the nearest algorithm, paired by seed"
+    shown = table(title, "algorithm", "minus", "task", ">pairs", ">difference", "95% interval", "")
+    envs = content.collection.envs if len(content.collection.envs) <= MOST_PANELS else ()
+    for env in (*envs, None):
+        for arm, each in results.gains(content.nearest, env).items():
+            scale = (
+                1.0 if env is None else max(abs(results.final[one, env].value) for one in (arm, content.nearest[arm]))
+            )
+            names = (arm, content.nearest[arm], "all, normalised" if env is None else env)
+            rest = (str(each.runs), numbers.number(each.value, scale), numbers.interval(each, scale), each.shown)
+            shown.add_row(*map(escape, (*names, *rest)))
+        shown.add_section()
+    return shown

@@ -23,7 +23,7 @@ from qemrl.console import UsageError
 from qemrl.experiments.collected import collect
 from qemrl.experiments.episodes import play_episode
 from qemrl.report import charts, figures
-from qemrl.report.content import Content, differing_settings, flattened, gather
+from qemrl.report.content import ABSENT, Content, Setting, differing_settings, flattened, gather, nearest_before
 from qemrl.report.distributions import EPISODE_SEED, Action, Predicted, first_seeds, predict
 from qemrl.report.drawing import Drawing
 from qemrl.report.markup import Html, as_script, element, table
@@ -69,6 +69,37 @@ def test_final_scores_and_paired_differences_have_students_intervals(tmp_path):
     assert found.differences["qr-dqn", "iqn", "probe/1"] == pytest.approx((-2, -2 - reach, -2 + reach, 3))
     # By the trapezoidal rule over 3000 steps: (0 / 2 + end + end + end / 2) / 3.
     assert found.average["qr-dqn", "probe/1"].value == pytest.approx(2 * 2.5 / 3)
+
+
+def test_the_nearest_algorithm_is_the_first_of_those_with_the_fewest_other_settings():
+    settings = [
+        Setting("estimator", {"a": "mean", "b": "qem", "c": "mean", "d": "qem"}),
+        Setting("levels", {"a": "fixed", "b": "fixed", "c": "random", "d": "random"}),
+        Setting("order", {"a": ABSENT, "b": "4", "c": ABSENT, "d": "4"}),
+    ]
+    assert nearest_before(("a", "b", "c", "d"), settings) == {"b": "a", "c": "a", "d": "b"}
+    assert nearest_before(("a", "b"), []) == {"b": "a"}
+    assert nearest_before((), settings) == {}
+
+
+def test_gains_are_the_differences_of_the_pairs_that_were_compared(tmp_path):
+    found = results(collect(three(tmp_path)).cells(), seed=0)
+    assert found.aggregates is not None
+    pairs = {"iqn": "qr-dqn", "dqn": "qr-dqn"}
+    assert found.gains(pairs, "probe/1") == {"iqn": found.differences["iqn", "qr-dqn", "probe/1"]}
+    assert found.gains(pairs, None) == {"iqn": found.aggregates.differences["iqn", "qr-dqn"]}
+    assert found.gains(pairs, "probe/2") == {}
+
+
+def test_of_many_tasks_only_what_holds_over_all_is_drawn(tmp_path):
+    tasks = [f"probe/{number}" for number in range(1, 6)] + ["jax/catch", "jax/cartpole"]
+    for env in tasks:
+        for arm in ("qr-dqn", "qem-dqn"):
+            write_run(tmp_path / arm / env, arm, env, 0, [0, 1, 2, 3])
+    assert list(figures.gains_of(content_of(tmp_path))) == ["all tasks\nnormalised score"]
+    shutil.rmtree(tmp_path / "qem-dqn" / "jax" / "catch")
+    shutil.rmtree(tmp_path / "qr-dqn" / "jax" / "catch")
+    assert len(figures.gains_of(content_of(tmp_path))) == 7
 
 
 def test_the_words_about_a_difference_follow_its_interval():
@@ -381,14 +412,14 @@ def test_names_in_figures_are_short_printable_and_still_different():
 def test_figures_are_written_in_three_formats_and_are_the_same_byte_for_byte(tmp_path):
     found = content_of(three(tmp_path / "runs"))
     paths = figures.write(found, tmp_path / "one")
-    names = ("curves", "aggregates", "profiles", "improvement")
+    names = ("curves", "differences", "aggregates", "profiles", "improvement")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
     for path in figures.write(found, tmp_path / "two"):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes(), path.name
     for name in ("all.pdf", "again.pdf"):
         figures.write_pdf(found, tmp_path / name)
     assert (tmp_path / "all.pdf").read_bytes() == (tmp_path / "again.pdf").read_bytes()
-    assert b"/Count 4" in (tmp_path / "all.pdf").read_bytes()
+    assert b"/Count 5" in (tmp_path / "all.pdf").read_bytes()
 
 
 def test_without_an_evaluation_there_is_no_pdf(tmp_path):
@@ -475,6 +506,15 @@ def test_the_command_writes_the_page_the_figures_and_the_pdf(saved, tmp_path, ca
     assert (tmp_path / "figures" / "curves.pdf").exists()
     assert (tmp_path / "all.pdf").exists()
     assert f"wrote {tmp_path / 'all.pdf'}" in capsys.readouterr().out
+
+
+def test_the_command_prints_differences_from_the_nearest_algorithm(campaign, tmp_path, capsys):
+    report(three(tmp_path / "runs"), tmp_path / "page.html", agents=False)
+    reach = T_OF_THREE / math.sqrt(3)  # of differences 2, 1 and 3
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["iqn", "qr-dqn", "probe/1", "3", "2.00", f"[−{reach - 2:.2f},", f"{2 + reach:.2f}]"] in said
+    report(campaign, tmp_path / "page.html", agents=False)
+    assert ["qr-dqn+wide", "qr-dqn", "probe/2"] in [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_command_says_what_is_left_out(campaign, tmp_path, capsys):

@@ -151,7 +151,10 @@ def test_arrow_keys_move_through_the_evaluations(desktop):
 
 def test_the_baseline_of_differences_can_be_chosen(desktop):
     shown = desktop.page.locator("[data-baseline]:visible caption")
-    assert shown.count() == 1
+    rows = desktop.page.locator("[data-baseline]:visible tbody th")
+    assert shown.all_inner_texts() == ["Minus the one before it that is nearest in settings"]
+    texts = [text.strip() for text in rows.all_inner_texts()]
+    assert texts[1:] == ["qr-dqn+wide − qr-dqn", f"iqn − {HOSTILE}"]  # a DQN, which has the fewest settings
     desktop.page.select_option("#baseline", label="iqn")
     assert shown.all_inner_texts() == ["Minus iqn"]
 

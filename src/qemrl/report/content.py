@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ class Content:
     cells: Mapping[Place, Cell]
     results: Results
     settings: Sequence[Setting]
+    nearest: Mapping[str, str]
+    """To each algorithm but the first, the one of those before it that it differs from in the fewest settings."""
+
     predicted: Sequence[Predicted]
     not_loaded: Sequence[str]
     """Saved agents that could not be loaded, and why."""
@@ -78,7 +82,8 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
         except ValueError as error:
             not_loaded.append(f"{run.name}: {from_there(str(error), run.path, run.name)}")
     settings = differing_settings(collection)
-    return Content(collection, cells, numbers, settings, predicted, not_loaded, claims, _notes(cells))
+    nearest = nearest_before(collection.arms, settings)
+    return Content(collection, cells, numbers, settings, nearest, predicted, not_loaded, claims, _notes(cells))
 
 
 def _claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
@@ -122,6 +127,15 @@ def _by_task(arm: str, texts: Mapping[Place, str]) -> str:
     if len(envs) == 1:
         return next(iter(envs))
     return "; ".join(f"{text} ({', '.join(tasks)})" for text, tasks in sorted(envs.items()))
+
+
+def nearest_before(arms: Sequence[str], settings: Sequence[Setting]) -> dict[str, str]:
+    """To each algorithm but the first, that of those before it from which it differs in the fewest settings."""
+
+    def distance(one: str, other: str) -> int:
+        return sum(setting.values[one] != setting.values[other] for setting in settings)
+
+    return {arm: min(arms[:place], key=partial(distance, arm)) for place, arm in enumerate(arms) if place}
 
 
 def flattened(config: Mapping[str, Any], above: str = "") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The figures of a report for papers: learning curves, aggregates, profiles, and probabilities of improvement."""
+"""The figures of a report for papers: curves, differences, aggregates, profiles, and probabilities of improvement."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +26,12 @@ UNDATED: Any = {"CreationDate": None, "Creator": None, "Producer": None}
 LONGEST_NAME = 24
 """How many letters of a name figures have."""
 
+MOST_PANELS = 6
+"""How many tasks stand beside one another; of more, only what holds over all of them is drawn."""
+
+SHOWN = {"higher": figures.COLOURS["blue"], "lower": figures.COLOURS["orange"], "": figures.MUTED}
+"""The colour of a difference: above zero, below it, or neither shown."""
+
 DIVERGING = LinearSegmentedColormap.from_list("improvement", ["#e8a06b", "#ffffff", "#6ba9d6"])
 """From the worse of a pair over neither to the better; light enough for dark text."""
 
@@ -37,6 +43,9 @@ def draw(content: Content) -> dict[str, Figure]:
     found = [cell.curve for cell in content.cells.values() if cell.curve is not None]
     if found:
         drawn["curves"] = curves.draw([replace(each, label=labels[each.label], env=labels[each.env]) for each in found])
+    gains = gains_of(content)
+    if gains:
+        drawn["differences"] = draw_gains(gains, content.nearest)
     if content.results.aggregates is not None:
         drawn["aggregates"] = draw_aggregates(content.results.aggregates)
         drawn["profiles"] = draw_profiles(content.results.aggregates)
@@ -96,15 +105,50 @@ def draw_aggregates(aggregates: Aggregates) -> Figure:
                 _draw_interval(axis, place, by_arm[arm], looks[labels[arm]][0])
             axis.set_title(name)
             axis.set_yticks(range(len(arms)), list(labels.values()))
-            axis.set_ylim(len(arms) - 0.4, -0.6)
-            axis.tick_params(left=False)
-            axis.spines["left"].set_visible(False)
-            axis.grid(axis="x", lw=0.3, color=figures.MUTED, alpha=0.5)
-            axis.set_axisbelow(True)
-            axis.margins(x=0.08)
-            axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+            _style_rows(axis, len(arms))
         figure.supxlabel(f"normalised score{_over(aggregates)}", fontsize=8)
     return figure
+
+
+def gains_of(content: Content) -> dict[str, dict[str, Estimate]]:
+    """Paired differences from the nearest algorithm, by the heading of their panel and the algorithm."""
+    envs = content.collection.envs if len(content.collection.envs) <= MOST_PANELS else ()
+    labels = drawable(envs)
+    panels = {f"{labels[env]}\nreturn": content.results.gains(content.nearest, env) for env in envs}
+    if len(content.collection.envs) > 1:
+        panels["all tasks\nnormalised score"] = content.results.gains(content.nearest, None)
+    return {title: found for title, found in panels.items() if found}
+
+
+def draw_gains(gains: Mapping[str, Mapping[str, Estimate]], nearest: Mapping[str, str]) -> Figure:
+    """A panel for each task: how far algorithms end above those that are nearest to them, with intervals."""
+    names = drawable(dict.fromkeys([*nearest.values(), *nearest]))
+    arms = [arm for arm in nearest if any(arm in found for found in gains.values())]
+    with mpl.rc_context(figures.STYLE):
+        figure = Figure(figsize=(max(3.4, 1.4 + 1.5 * len(gains)), 0.95 + 0.26 * len(arms)), layout="constrained")
+        panels = figure.subplots(1, len(gains), sharey=True, squeeze=False)[0]
+        for axis, (title, found) in zip(panels, gains.items(), strict=True):
+            axis.axvline(0, color=figures.INK, lw=0.8)
+            for arm, estimate in found.items():
+                _draw_interval(axis, arms.index(arm), estimate, SHOWN[estimate.shown])
+            axis.set_title(title, fontsize=8)
+            axis.set_yticks(range(len(arms)), [f"{names[arm]} − {names[nearest[arm]]}" for arm in arms])
+            _style_rows(axis, len(arms))
+            furthest = 1.08 * max(abs(end) for each in found.values() for end in each[:3] if end is not None)
+            axis.set_xlim(-furthest or -1, furthest or 1)
+        figure.supxlabel("difference of the last evaluations, paired by seed; bars: 95% intervals", fontsize=8)
+    return figure
+
+
+def _style_rows(axis: Axes, count: int) -> None:
+    """The look of a panel with a row for each algorithm."""
+    axis.set_ylim(count - 0.4, -0.6)
+    axis.tick_params(left=False)
+    axis.spines["left"].set_visible(False)
+    axis.grid(axis="x", lw=0.3, color=figures.MUTED, alpha=0.5)
+    axis.set_axisbelow(True)
+    axis.margins(x=0.08)
+    axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _draw_interval(axis: Axes, place: int, estimate: Estimate, colour: str) -> None:

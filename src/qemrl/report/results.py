@@ -105,6 +105,20 @@ class Results:
     left_out: Mapping[str, str]
     """Tasks that do not count in the aggregates, and why."""
 
+    def gains(self, pairs: Mapping[str, str], env: str | None) -> dict[str, Estimate]:
+        """The paired differences of algorithms from those they are paired with, as far as there are any.
+
+        Args:
+            pairs: Algorithms, and those that they are compared with.
+            env: The task; None for the normalised score over tasks.
+        """
+        overall = self.aggregates.differences if self.aggregates else {}
+        found = {
+            arm: overall.get((arm, against)) if env is None else self.differences.get((arm, against, env))
+            for arm, against in pairs.items()
+        }
+        return {arm: each for arm, each in found.items() if each is not None}
+
 
 def results(cells: Mapping[Place, Cell], seed: int) -> Results:
     """The numbers of all cells that have been evaluated; the seed is that of the bootstrap."""

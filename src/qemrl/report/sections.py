@@ -1,6 +1,6 @@
 """The sections of the page that say what came of the runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qemrl.report import numbers
 from qemrl.report.charts import all_positive, curve_charts, profile_chart
@@ -61,9 +61,14 @@ def final_scores(drawing: Drawing) -> Html | None:
         ),
         table("Last evaluation", ("algorithm", *envs), rows),
     ]
-    compared = [arm for arm in arms if any(second == arm for _, second, _ in content.results.differences)]
-    if compared:
-        options = [element("option", {"value": str(drawing.arm(arm))}, arm) for arm in compared]
+    if content.results.differences:
+        choices = [("the one before it that is nearest in settings", content.nearest)]
+        choices += [(baseline, {arm: baseline for arm in arms if arm != baseline}) for baseline in arms]
+        options, tables = [], []
+        for label, pairs in choices:
+            if any(content.results.gains(pairs, env) for env in envs):
+                options.append(element("option", {"value": str(len(options))}, label))
+                tables.append(_differences(drawing, label, pairs, len(tables)))
         choice = element("select", {"id": "baseline", "autocomplete": "off"}, *options)
         parts += [
             element("h3", {}, "Paired differences"),
@@ -73,7 +78,7 @@ def final_scores(drawing: Drawing) -> Html | None:
                 "about one interval in twenty misses the truth by chance."
             ),
             element("div", {"class": "controls"}, element("label", {"for": "baseline"}, "Compared with"), choice),
-            *(_differences(drawing, baseline, baseline == compared[0]) for baseline in compared),
+            *tables,
         ]
     return joined(parts)
 
@@ -100,26 +105,21 @@ def _cell(estimate: Estimate | None, scale: float, *more: Piece) -> Html:
     return element("td", {}, numbers.number(estimate.value, scale), " ", interval, *spaced)
 
 
-def _differences(drawing: Drawing, baseline: str, shown: bool) -> Html:
+def _differences(drawing: Drawing, label: str, pairs: Mapping[str, str], place: int) -> Html:
+    """The table of the differences of pairs of algorithms; of several tables, the first is shown."""
     content = drawing.content
-    overall = content.results.aggregates.differences if content.results.aggregates else {}
-    found = {
-        (arm, env): each for (arm, against, env), each in content.results.differences.items() if against == baseline
-    }
-    envs = [env for env in content.collection.envs if any(other == env for _, other in found)]
-    head: list[Piece] = ["algorithm", *envs]
-    if any(against == baseline for _, against in overall):
-        head.append("all tasks, normalised")
+    by_task = {env: content.results.gains(pairs, env) for env in content.collection.envs}
+    by_task = {env: found for env, found in by_task.items() if found}
+    overall = content.results.gains(pairs, None)
+    head: list[Piece] = ["algorithm", *by_task, *(["all tasks, normalised"] if overall else [])]
     rows = []
-    for arm in content.collection.arms:
-        if any(other == arm for other, _ in found):
-            cells = [_difference(found.get((arm, env)), _scale(content, env)) for env in envs]
-            cells.append(_difference(overall.get((arm, baseline)), 1.0))
-            rows.append([drawing.named(arm), *cells][: len(head)])
-    attributes: dict[str, str | None] = {"data-baseline": str(drawing.arm(baseline))}
-    return element(
-        "div", attributes if shown else attributes | {"hidden": None}, table(f"Minus {baseline}", head, rows)
-    )
+    for arm, against in pairs.items():
+        if any(arm in found for found in by_task.values()):
+            cells = [_difference(found.get(arm), _scale(content, env)) for env, found in by_task.items()]
+            cells.append(_difference(overall.get(arm), 1.0))
+            rows.append([joined([drawing.named(arm), f" − {against}"]), *cells][: len(head)])
+    attributes: dict[str, str | None] = {"data-baseline": str(place)}
+    return element("div", attributes | ({"hidden": None} if place else {}), table(f"Minus {label}", head, rows))
 
 
 def _difference(estimate: Estimate | None, scale: float) -> Html:

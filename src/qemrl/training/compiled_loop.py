@@ -237,7 +237,10 @@ class CompiledLoop:
 
         # A loop where there are several: the program then holds an update once, and compiles in a fraction of the time.
         start, count = (state.agent.params, state.agent.learning, state.tally), self.pace.updates
-        now, surprises = jax.lax.scan(learn, start, jnp.arange(count, dtype=jnp.int32), unroll=count == 1)
+        if count == 1:
+            now, surprise = learn(start, jnp.int32(0))
+            return *now, jax.tree.map(lambda leaf: leaf[None], surprise)
+        now, surprises = jax.lax.scan(learn, start, jnp.arange(count, dtype=jnp.int32))
         return *now, surprises
 
     def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Tally, Any]:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from qemrl.agents.beliefs import MOMENTS_EVERY
 from qemrl.agents.domains import Domain
@@ -23,6 +22,7 @@ from qemrl.estimators import (
     SparsityVariance,
 )
 from qemrl.representations import FixedQuantiles
+from qemrl.training.compiled_loop import in_turn
 from qemrl.types import EnvSpec
 
 LIMIT = 1.1
@@ -97,12 +97,10 @@ def make_iterations(config: AgentConfig, spec: EnvSpec, count: int) -> Callable[
         def iterate(learned: Any, number: Any) -> tuple[Any, Any]:
             actions = act_in_turn(algorithm, learned[0], seen, key)
             now = state._replace(params=learned[0], learning=learned[1])
-            params, learning, update = algorithm.update(now, batch, jax.random.fold_in(key, number), number)
+            params, learning, update = algorithm.update(now, batch, jax.random.fold_in(key, number), number + 1)
             return (params, learning), (actions, update.loss)
 
-        start, numbers = (state.params, state.learning), jnp.arange(1, count + 1, dtype=jnp.int32)
-        # One without a loop: in loops, XLA's convolutions of images take ten times as long on a processor.
-        return iterate(start, numbers[0]) if count == 1 else jax.lax.scan(iterate, start, numbers)
+        return in_turn(iterate, (state.params, state.learning), count)
 
     return lambda: iterations(first, batch, seen)
 

@@ -4,7 +4,7 @@ A call of the program runs a chunk of iterations and returns, so that progress c
 Seeds are mapped over; counters are shared by them and stay unmapped, so that writes to replay stay in place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,18 @@ from qemrl.training.play import play_compiled
 from qemrl.training.randomness import Keys
 from qemrl.training.tally import Tally
 from qemrl.types import Step
+
+
+def in_turn(work: Callable[[Any, Int[Array, ""]], tuple[Any, Any]], start: Any, count: int) -> tuple[Any, Any]:
+    """A scan over 0, ..., count − 1, and no loop where that is one number.
+
+    A program with a loop holds the work once, however often it is done, and compiles in a fraction of the time. But in
+    loops of XLA on a processor, convolutions of images take ten times as long.
+    """
+    if count > 1:
+        return jax.lax.scan(work, start, jnp.arange(count, dtype=jnp.int32))
+    now, made = work(start, jnp.int32(0))
+    return now, jax.tree.map(lambda leaf: leaf[None], made)
 
 
 class Running(NamedTuple):
@@ -235,12 +247,7 @@ class CompiledLoop:
             tally = tally.learned(update.loss, counts.vector_steps * self.pace.num_envs)
             return (params, learning, tally), (indices, update.priorities)
 
-        # A loop where there are several: the program then holds an update once, and compiles in a fraction of the time.
-        start, count = (state.agent.params, state.agent.learning, state.tally), self.pace.updates
-        if count == 1:
-            now, surprise = learn(start, jnp.int32(0))
-            return *now, jax.tree.map(lambda leaf: leaf[None], surprise)
-        now, surprises = jax.lax.scan(learn, start, jnp.arange(count, dtype=jnp.int32))
+        now, surprises = in_turn(learn, (state.agent.params, state.agent.learning, state.tally), self.pace.updates)
         return *now, surprises
 
     def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Tally, Any]:

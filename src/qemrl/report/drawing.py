@@ -37,9 +37,9 @@ class Drawing:
         self.charts.append(chart)
         return element("div", {"class": "plot", "data-chart": str(len(self.charts) - 1)})
 
-    def named(self, arm: str) -> Html:
-        """The name of an algorithm, with a sample of its line."""
-        return element("span", {"class": "name"}, self.swatch(arm), arm)
+    def named(self, arm: str, against: str = "") -> Html:
+        """The name of an algorithm, with a sample of its line, and that of one that is subtracted."""
+        return element("span", {"class": "name"}, self.swatch(arm), f"{arm} − {against}" if against else arm)
 
     def swatch(self, arm: str) -> Html:
         """A sample of an algorithm's line."""

@@ -117,7 +117,7 @@ def _differences(drawing: Drawing, label: str, pairs: Mapping[str, str], place: 
         if any(arm in found for found in by_task.values()):
             cells = [_difference(found.get(arm), _scale(content, env)) for env, found in by_task.items()]
             cells.append(_difference(overall.get(arm), 1.0))
-            rows.append([joined([drawing.named(arm), f" − {against}"]), *cells][: len(head)])
+            rows.append([drawing.named(arm, against), *cells][: len(head)])
     attributes: dict[str, str | None] = {"data-baseline": str(place)}
     return element("div", attributes | ({"hidden": None} if place else {}), table(f"Minus {label}", head, rows))
 

@@ -1,0 +1,59 @@
+"""The programs in examples/."""
+
+import csv
+import runpy
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import qemrl
+from qemrl.experiments.episodes import play_episode
+from qemrl.training.run_directory import RunDirectory
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = {"network.widths": (8,), "replay.capacity": 100, "learning_starts": 64, "batch_size": 16}
+STATES = 12
+
+
+def saved(path: Path, preset: str, overrides: dict) -> Path:
+    """A finished run of an agent as it begins."""
+    folder = qemrl.make(preset, env="jax/catch", seed=1, overrides=SMALL | overrides).save(path)
+    RunDirectory(folder).finish({})
+    return folder
+
+
+def test_the_noise_of_trained_agents(tmp_path, capsys):
+    program = runpy.run_path(str(EXAMPLES / "noise_of_trained_agents.py"))
+    run = saved(tmp_path / "runs" / "a", "iqn", {"representation.num_acting_levels": 16})
+    saved(tmp_path / "runs" / "fixed", "qr-dqn", {})
+    program["main"]([str(tmp_path / "runs"), "--out", str(tmp_path / "noise.csv"), "--states", str(STATES)])
+    assert "| iqn | jax/catch | 1 |" in capsys.readouterr().out
+    with (tmp_path / "noise.csv").open(encoding="utf-8") as file:
+        (line,) = csv.DictReader(file)  # levels that are not drawn have no noise
+    number = {name: float(line[name]) for name in line if name not in ("arm", "env")}
+    assert number["states"] == STATES  # of more than one episode
+    for name in ("mean", "stratified", "qem"):
+        assert 0 < number[f"{name}_own"] < number[f"{name}_error"]
+        assert 0 <= number[f"{name}_flips"] <= 1
+
+    # The variance of the mean of independent levels is that of one over their number.
+    agent = qemrl.load(run)
+    observations = [moment.observation for seed in (0, 1) for moment in play_episode(agent, seed, render=False)]
+    network = agent.params.network
+    features = network.torso(jnp.stack(observations[:STATES]))
+    values = np.asarray(network.head(features, jnp.asarray(qemrl.midpoints(1024), jnp.float32)[None], None), np.float64)
+    q = values.mean(1)
+    assert number["gap"] == pytest.approx(np.diff(np.sort(q, axis=-1)[:, -2:]).mean(), rel=1e-4)
+    assert number["mean_error"] == pytest.approx(values.var(1).mean() / 16, rel=0.5)
+    own = values - values.mean(-1, keepdims=True)
+    assert number["mean_own"] == pytest.approx(own.var(1).mean() / 16, rel=0.5)
+
+
+def test_without_levels_that_are_drawn_there_is_no_noise(tmp_path, capsys):
+    program = runpy.run_path(str(EXAMPLES / "noise_of_trained_agents.py"))
+    saved(tmp_path / "fixed", "qr-dqn", {})
+    with pytest.raises(SystemExit):
+        program["main"]([str(tmp_path)])
+    assert "holds no finished run with a checkpoint whose levels are drawn" in capsys.readouterr().err

@@ -74,13 +74,11 @@ def report(
 def differences_table(content: "Content") -> Table:
     """How far algorithms end above those before them that are nearest in settings, by task if there are few."""
     from qemrl.report import numbers
-    from qemrl.report.figures import MOST_PANELS
 
     results = content.results
     title = "Last evaluations minus those of the nearest algorithm, paired by seed"
     shown = table(title, "algorithm", "minus", "task", ">pairs", ">difference", "95% interval", "")
-    envs = content.collection.envs if len(content.collection.envs) <= MOST_PANELS else ()
-    for env in (*envs, None):
+    for env in (*content.few_envs, None):
         for arm, each in results.gains(content.nearest, env).items():
             scale = (
                 1.0 if env is None else max(abs(results.final[one, env].value) for one in (arm, content.nearest[arm]))

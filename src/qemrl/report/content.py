@@ -14,6 +14,9 @@ from qemrl.report.results import Place, Results, results
 AXES = ("env", "seed", "num_seeds")
 """Settings that tell runs of one algorithm apart."""
 
+MOST_BESIDE = 6
+"""How many tasks are shown beside one another."""
+
 ABSENT = "–"
 """Stands for a setting that an algorithm does not have."""
 
@@ -47,6 +50,11 @@ class Content:
 
     notes: Sequence[str]
     """What readers should know before they compare."""
+
+    @property
+    def few_envs(self) -> tuple[str, ...]:
+        """The tasks, if they are so few that differences are shown for each; else none."""
+        return tuple(self.collection.envs) if len(self.collection.envs) <= MOST_BESIDE else ()
 
 
 def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -> Content:

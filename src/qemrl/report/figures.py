@@ -26,9 +26,6 @@ UNDATED: Any = {"CreationDate": None, "Creator": None, "Producer": None}
 LONGEST_NAME = 24
 """How many letters of a name figures have."""
 
-MOST_PANELS = 6
-"""How many tasks stand beside one another; of more, only what holds over all of them is drawn."""
-
 SHOWN = {"higher": figures.COLOURS["blue"], "lower": figures.COLOURS["orange"], "": figures.MUTED}
 """The colour of a difference: above zero, below it, or neither shown."""
 
@@ -112,9 +109,8 @@ def draw_aggregates(aggregates: Aggregates) -> Figure:
 
 def gains_of(content: Content) -> dict[str, dict[str, Estimate]]:
     """Paired differences from the nearest algorithm, by the heading of their panel and the algorithm."""
-    envs = content.collection.envs if len(content.collection.envs) <= MOST_PANELS else ()
-    labels = drawable(envs)
-    panels = {f"{labels[env]}\nreturn": content.results.gains(content.nearest, env) for env in envs}
+    labels = drawable(content.few_envs)
+    panels = {f"{labels[env]}\nreturn": content.results.gains(content.nearest, env) for env in content.few_envs}
     if len(content.collection.envs) > 1:
         panels["all tasks\nnormalised score"] = content.results.gains(content.nearest, None)
     return {title: found for title, found in panels.items() if found}

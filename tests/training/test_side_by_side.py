@@ -11,7 +11,8 @@ import pytest
 from qemrl.agents.value import NetworkConfig
 from qemrl.training.config import configure
 from qemrl.training.loops import HostRun, make_loop
-from qemrl.training.side_by_side import Stop, available_cores, side_by_side
+from qemrl.training.machine import available_cores
+from qemrl.training.side_by_side import Stop, side_by_side
 
 
 def never() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qemrl.bench import actor_critic, estimator, scaling, tabular, value, variance
-from qemrl.paper.reproduce import commit_of_code
+from qemrl.provenance import commit_of_code
 from qemrl.training.run_directory import write_atomic
 
 Tell = Callable[[str], None]

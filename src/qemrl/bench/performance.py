@@ -15,6 +15,7 @@ from qemrl.bench.scaling import Growth, Point
 from qemrl.bench.tabular import TabularComparison
 from qemrl.bench.turns import Speed
 from qemrl.bench.value import TASKS
+from qemrl.provenance import shortened
 
 
 class Sheet(NamedTuple):
@@ -82,7 +83,7 @@ def _sources(record: Mapping[str, Mapping[str, Any]], sheets: Mapping[str, list[
         judged = [each for sheet in made for each in sheet.holds if each is not None]
         kept = f"{sum(judged)} of {len(judged)}" if judged else ""
         # A commit may be marked as changed, or unknown where the package is installed.
-        commit = "" if entry["commit"] is None else f"{entry['commit'][:7]}{entry['commit'][40:]}"
+        commit = "" if entry["commit"] is None else shortened(entry["commit"], 7)
         rows.append((f"`{entry['command']}`", entry["date"], commit, machine, kept))
     return Sheet("", ("command", "date", "commit", "machine", ">holds"), rows)
 

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import qemrl
 from qemrl import figures
 from qemrl.paper.item import Item, Result, Scale
+from qemrl.provenance import commit_of_code
 
 
 def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[float], None]) -> Path:
@@ -60,22 +60,6 @@ def _report(item: Item, scale: Scale, seed: int, seconds: float, result: Result)
         "notes": result.notes,
         "claims": claims,
     }
-
-
-def commit_of_code() -> str | None:
-    """The commit of the code that runs, marked if files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        call = ["git", "-C", str(here), *arguments]
-        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + (
-            " with changes" if git("status", "--porcelain", "--", str(here.parent)) else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def read_report(folder: Path, name: str) -> dict[str, Any] | None:

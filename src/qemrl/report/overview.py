@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qemrl.experiments.collected import CollectedRun
+from qemrl.provenance import shortened
 from qemrl.report import numbers
 from qemrl.report.drawing import NOTHING, Drawing
 from qemrl.report.markup import Html, element, folded, joined, listed, table
@@ -50,7 +51,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 def _commits(runs: Sequence[CollectedRun]) -> list[str]:
     """The commits, shortened if there are several."""
     found = _distinct(str(run.record.get("commit") or "not recorded") for run in runs)
-    return found if len(found) == 1 else [commit[:12] for commit in found]
+    return found if len(found) == 1 else [shortened(commit, 12) for commit in found]
 
 
 def _versions(record: dict[str, Any]) -> str:

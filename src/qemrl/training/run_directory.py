@@ -16,12 +16,12 @@ import math
 import os
 import platform
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from qemrl.provenance import commit_of_code
 from qemrl.training.checkpoint import FULL_DISK, sync_folder
 
 
@@ -306,22 +306,6 @@ def _provenance() -> dict[str, Any]:
     names = ("jax", "numpy", "gymnasium")
     return {
         "qemrl": qemrl.__version__,
-        "commit": _commit(Path(qemrl.__file__)),
+        "commit": commit_of_code(),
         "versions": {name: metadata.version(name) for name in names} | {"python": platform.python_version()},
     }
-
-
-def _commit(file: Path) -> str | None:
-    """The commit that a file of the package is checked out from, or None if Git does not keep that file."""
-
-    def git(*words: str) -> str | None:
-        try:
-            result = subprocess.run(
-                ["git", "-C", str(file.parent), *words], capture_output=True, text=True, check=False, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return result.stdout.strip() if result.returncode == 0 else None
-
-    # A package that is installed below somebody's repository has nothing to do with that repository's commit.
-    return None if git("ls-files", "--error-unmatch", "--", file.name) is None else git("rev-parse", "HEAD")

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import qemrl
-from qemrl.experiments.collected import CollectedRun, collect
+from qemrl.distributional.representations import ImplicitQuantiles
 from qemrl.experiments.episodes import play_episode
-from qemrl.representations import ImplicitQuantiles
-from qemrl.statistics import mean_interval
+from qemrl.experiments.runs import RunRecord, read_runs
+from qemrl.experiments.statistics import mean_interval
 
 DRAWS, EXACT = 64, 1_024
 ESTIMATES = {
@@ -57,7 +57,7 @@ class Noise(NamedTuple):
     """The share of states in which another action is the best."""
 
 
-def measure(run: CollectedRun, levels_of: ImplicitQuantiles, states: int) -> Noise:
+def measure(run: RunRecord, levels_of: ImplicitQuantiles, states: int) -> Noise:
     """The noise of the agent of a run, in so many states of its episodes."""
     agent = qemrl.load(run.path)
     episodes = (play_episode(agent, seed, render=False) for seed in itertools.count())
@@ -82,7 +82,7 @@ def measure(run: CollectedRun, levels_of: ImplicitQuantiles, states: int) -> Noi
 
 def measured(folder: Path, states: int) -> Iterator[Noise]:
     """The noise of all agents below a folder that draw their levels."""
-    for run in collect(folder).runs:
+    for run in read_runs(folder).runs:
         representation = getattr(run.config.agent, "representation", None)
         saved = run.state == "finished" and any((run.path / "checkpoints").glob("step_*"))
         if saved and isinstance(representation, ImplicitQuantiles):

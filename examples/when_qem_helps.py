@@ -3,35 +3,37 @@
 import numpy as np
 
 import qemrl
-from qemrl import LAWS, QEM, EmpiricalMean, TailVariance, midpoints
+from qemrl import DISTRIBUTIONS, QEM, EmpiricalMean, TailVariance, midpoints
 
 PLAIN, LEGENDRE = EmpiricalMean(), QEM(4, basis="legendre")
 
 
 def table(title: str, columns: dict, cell, digits: int) -> None:
-    """Print a Markdown table with a row for each law; `cell` makes a number of a law and a column's value."""
-    print(f"\n{title}\n\n| law | {' | '.join(columns)} |\n|---|" + "---:|" * len(columns))
-    for law in LAWS.values():
-        cells = [f"{float(cell(law, column)):.{digits}f}".replace("-", "−") for column in columns.values()]
-        print(f"| {law.name} | {' | '.join(cells)} |")
+    """Print a Markdown table with a row for each distribution; `cell` makes a number of a distribution and a column's value."""
+    print(f"\n{title}\n\n| distribution | {' | '.join(columns)} |\n|---|" + "---:|" * len(columns))
+    for distribution in DISTRIBUTIONS.values():
+        cells = [f"{float(cell(distribution, column)):.{digits}f}".replace("-", "−") for column in columns.values()]
+        print(f"| {distribution.name} | {' | '.join(cells)} |")
 
 
-def ratio(law, column) -> float:
+def ratio(distribution, column) -> float:
     """Var(mean) / Var(QEM) at midpoints."""
     count, variance, noise = column
-    return qemrl.efficiency(QEM(4, variance), law, midpoints(count), noise)
+    return qemrl.efficiency(QEM(4, variance), distribution, midpoints(count), noise)
 
 
-def bias(law, column) -> float:
+def bias(distribution, column) -> float:
     """The bias on exact quantiles at midpoints, in standard deviations."""
     estimator, count = column
-    return qemrl.estimation_error(estimator, law, midpoints(count), qemrl.SGDNoise()).bias / law.std
+    return qemrl.estimation_error(estimator, distribution, midpoints(count), qemrl.SGDNoise()).bias / distribution.std
 
 
-def sampling(law, column) -> float:
+def sampling(distribution, column) -> float:
     """The mean squared error that random levels cause on exact quantiles, over Var(Z)."""
     estimator, draw, count = column
-    return qemrl.sampling_error(estimator, law, draw, count, np.random.default_rng(0)).mse / law.std**2
+    return (
+        qemrl.sampling_error(estimator, distribution, draw, count, np.random.default_rng(0)).mse / distribution.std**2
+    )
 
 
 if __name__ == "__main__":

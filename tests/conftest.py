@@ -11,9 +11,9 @@ import jax
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests compile for longer than they compute. These take less than half of the compiler's time: little optimisation, the
-# older of two generators of code, one module instead of many. Code that is not optimised at all would run too slowly.
-QUICK = (
+# Tests compile for longer than they compute. These take less than half of the compiler's time: little optimization, the
+# older of two generators of code, one module instead of many. Code that is not optimized at all would run too slowly.
+FAST = (
     "--xla_backend_optimization_level=1",
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
@@ -27,7 +27,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
 # XLA reads its flags from the environment when the first program is compiled, here and in child processes. A test that
 # is about programs as users get them starts a process without these flags, or compiles with other options.
-os.environ.setdefault("XLA_FLAGS", " ".join(QUICK))
+os.environ.setdefault("XLA_FLAGS", " ".join(FAST))
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 # Shells start what runs in the background with Ctrl-C ignored, and children inherit that.

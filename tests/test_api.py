@@ -13,7 +13,7 @@ from qemrl.training import checkpoint
 from qemrl.training.config import configure
 from qemrl.training.progress import bar
 from qemrl.training.run_directory import RunDirectory, RunExistsError
-from qemrl.training.train import NotFiniteError
+from qemrl.training.train import NonFiniteTrainingError
 
 TINY = {"network.widths": (8,), "batch_size": 8, "learning_starts": 64, "representation.num_quantiles": 8}
 OBSERVATIONS = np.random.default_rng(0).uniform(-0.2, 0.2, (5, 4)).astype(np.float32)
@@ -95,7 +95,7 @@ def test_evaluation_repeats_and_does_not_change_the_agent(saved):
         agent.evaluate(0)
 
 
-def test_masks_are_honoured(saved):
+def test_masks_are_honored(saved):
     agent, _ = saved
     for action in (0, 1):
         mask = np.arange(2) == action
@@ -150,8 +150,8 @@ def test_records_come_at_whole_iterations_for_any_number_of_environments():
 
 
 def test_a_loss_that_is_not_finite_is_an_error():
-    with pytest.raises(NotFiniteError, match="seed 3 met a number that is not finite at step"):
-        make(**{"optimiser.learning_rate": 1e30}).learn(1_000, progress=False)
+    with pytest.raises(NonFiniteTrainingError, match="seed 3 met a number that is not finite at step"):
+        make(**{"optimizer.learning_rate": 1e30}).learn(1_000, progress=False)
 
 
 def test_an_interrupt_stops_between_two_iterations_and_the_agent_can_go_on(saved):
@@ -174,7 +174,7 @@ def test_progress_is_silent_on_demand_and_one_line_in_a_pipe(saved, capsys):
         (False, ""),
         (True, f"step {config.whole_steps} of {config.whole_steps}  50 steps/s  evaluation return 100.0\n"),
     ):
-        with bar(config, 0, visible) as watcher:
-            watcher.at(10.0)
-            watcher.record([record], 50.0)
+        with bar(config, 0, visible) as callback:
+            callback.at(10.0)
+            callback.record([record], 50.0)
         assert capsys.readouterr().out == said

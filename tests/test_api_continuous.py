@@ -102,7 +102,7 @@ def test_a_measure_of_risk_decides_among_all_actions_of_a_value_agent():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mask": [True]}, "a mask is for actions that are numbered"),
+        ({"mask": [True]}, "a mask is for actions that are discrete"),
         ({"risk": 0.1}, r"risk must be a measure such as qemrl.estimators.CVaR\(0.1\), got 0.1"),
         ({"risk": qemrl.CVaR(0.1), "deterministic": False}, "leave `deterministic` as it is"),
     ],
@@ -124,15 +124,15 @@ def test_an_agent_of_expected_returns_knows_no_risk():
 
 
 def test_an_episode_shows_what_each_critic_expects(saved, tmp_path):
-    episode = watch(saved[0], seed=1, glances=3)
+    episode = watch(saved[0], seed=1, predictions=3)
     assert episode.curves == ("critic 1", "critic 2")
     assert episode.actions.shape == (200, 1)
     assert episode.q.shape == (200, 1)
-    glance = episode.glances[1]
-    assert (glance.values.shape, glance.levels.shape) == ((2, 8), (8,))
-    assert glance.q_qem is not None
-    assert glance.chosen == glance.q_mean.argmin()
-    np.testing.assert_allclose(glance.q_qem.min(), episode.q[glance.step, 0], rtol=1e-4)
+    prediction = episode.predictions[1]
+    assert (prediction.values.shape, prediction.levels.shape) == ((2, 8), (8,))
+    assert prediction.q_qem is not None
+    assert prediction.chosen == prediction.q_mean.argmin()
+    np.testing.assert_allclose(prediction.q_qem.min(), episode.q[prediction.step, 0], rtol=1e-4)
     paths = {path.name: path for path in write(episode, tmp_path)}
     assert paths["data.csv"].read_text().startswith("step,action_0,reward,q\n")
     rows = paths["distributions.csv"].read_text().splitlines()

@@ -1,5 +1,5 @@
 """`python -m qemrl` is `qemrl`."""
 
-from qemrl.cli import main
+from qemrl.cli.app import main
 
 main()

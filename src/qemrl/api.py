@@ -19,17 +19,17 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from qemrl.agents.algorithm import Algorithm, View
-from qemrl.agents.estimates import require_fit
+from qemrl.agents.agent import Algorithm, View
+from qemrl.agents.estimates import check_compatible
 from qemrl.agents.presets import make_agent
+from qemrl.config.serialize import replace_at, to_json
 from qemrl.estimators import Statistic
-from qemrl.serialization import replace_at, to_json
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.evaluation import make_act
 from qemrl.training.loops import Loop, Player, describe_environment, make_loop, read_params
-from qemrl.training.play import make_act
 from qemrl.training.run_directory import RunDirectory
-from qemrl.training.train import NotFiniteError, asked_to_stop, extend, not_finite
+from qemrl.training.train import NonFiniteTrainingError, catch_stop_signals, describe_nonfinite, extend
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -92,11 +92,11 @@ class Agent:
         from qemrl.training.progress import bar
 
         loop = self._started()
-        self.config = replace(self.config, steps=self.config.pace.whole(loop.step + steps))
-        with asked_to_stop() as asked, bar(self.config, loop.step, visible=progress) as watcher:
+        self.config = replace(self.config, steps=self.config.schedule.whole(loop.step + steps))
+        with catch_stop_signals() as asked, bar(self.config, loop.step, visible=progress) as callback:
 
             def stop() -> bool:
-                watcher.at(loop.mean_step)
+                callback.at(loop.mean_step)
                 return bool(asked)
 
             while loop.step < self.config.steps:
@@ -104,15 +104,15 @@ class Agent:
                 try:
                     records = loop.advance(self.config.next_record(before), False, stop)
                 except FloatingPointError as error:
-                    raise NotFiniteError(str(error)) from error
+                    raise NonFiniteTrainingError(str(error)) from error
                 if records is None:  # between two iterations: the agent is whole, and can go on
                     if asked[0] == signal.SIGINT:
                         raise KeyboardInterrupt(f"stopped at step {loop.step}")
                     raise SystemExit(128 + asked[0])
-                reason = not_finite(records)
+                reason = describe_nonfinite(records)
                 if reason is not None:
-                    raise NotFiniteError(reason)
-                watcher.record(records, (loop.step - before) / (time.perf_counter() - start))
+                    raise NonFiniteTrainingError(reason)
+                callback.record(records, (loop.step - before) / (time.perf_counter() - start))
         return self
 
     def predict(
@@ -157,7 +157,7 @@ class Agent:
         if risk is not None and not isinstance(risk, Statistic):
             raise ValueError(f"risk must be a measure such as qemrl.estimators.CVaR(0.1), got {risk!r}")
         if risk is not None:
-            require_fit(risk, self.config.agent.representation)
+            check_compatible(risk, self.config.agent.representation)
         return risk
 
     def q(self, observation: Any) -> Float[np.ndarray, "*batch actions"]:
@@ -250,7 +250,7 @@ class Agent:
         if mask is None:
             return None
         if self.spec.box is not None:
-            raise ValueError(f"a mask is for actions that are numbered; those of {self.spec.id} are continuous")
+            raise ValueError(f"a mask is for actions that are discrete; those of {self.spec.id} are continuous")
         masks = np.broadcast_to(np.asarray(mask, bool), (count, self.spec.num_actions))
         if not masks.any(-1).all():
             raise ValueError("a mask that allows no action at all leaves nothing to choose")

@@ -60,7 +60,7 @@ class Batch(NamedTuple):
     next_observation: Array
     next_mask: Bool[Array, "batch actions"] | None
     weight: Float[Array, " batch"]
-    """The importance weight of prioritised replay; one where sampling is uniform."""
+    """The importance weight of prioritized replay; one where sampling is uniform."""
 
 
 class UnsupportedEnvironment(ValueError):  # noqa: N818 - what it is, not that it is an error
@@ -103,10 +103,10 @@ class EnvSpec(NamedTuple):
     high: tuple[float, ...] | None = None
 
     num_states: int | None = None
-    """How many observations there are, if they are numbered: each is a vector of zeros with a one in its own place."""
+    """How many observations there are, if they are discrete: each is a vector of zeros with a one in its own place."""
 
     box: ActionBox | None = None
-    """Where continuous actions lie; None where actions are numbered, from 0 to `num_actions` − 1."""
+    """Where continuous actions lie; None where actions are discrete, from 0 to `num_actions` − 1."""
 
     @property
     def action_shape(self) -> tuple[int, ...]:

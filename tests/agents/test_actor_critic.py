@@ -34,10 +34,10 @@ from toy_actor_critics import (
     written_out,
 )
 
+from qemrl.agents.policies import FixedTemperature
 from qemrl.distributional.ensembles import SmallestCritic
+from qemrl.distributional.representations import FixedQuantiles
 from qemrl.estimators import QEM, CVaR, EmpiricalMean
-from qemrl.policies import FixedTemperature
-from qemrl.representations import FixedQuantiles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -54,7 +54,7 @@ def test_an_update_is_what_the_formulas_say(name):
     np.testing.assert_allclose(found["losses"], wanted["losses"], rtol=2e-4)
     for part in ("critics", "policy", "log temperature", "target critics", "target policy"):
         assert difference(found[part], wanted[part]) < 3e-6, part
-    # All of that moved by much more than it may differ, so that it could not be right by standing still.
+    # All of that moved by much more than it may differ, so that it could not be right by status still.
     assert difference(found["critics"], state.params.critics) > 1e-3
     assert difference(found["policy"], state.params.policy) > 1e-3
     assert difference(found["target critics"], state.learning.target_critics) > 1e-3

@@ -25,9 +25,9 @@ from toy_actor_critics import (
 )
 
 from qemrl.agents.actor_critic import CANDIDATES, from_box, make_actor_critic_agent, to_box
-from qemrl.agents.algorithm import View
+from qemrl.agents.agent import View
+from qemrl.agents.policies import TanhGaussian
 from qemrl.estimators import CVaR, MeanStd
-from qemrl.policies import TanhGaussian
 from qemrl.types import ActionBox, EnvSpec, UnsupportedEnvironment
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -153,4 +153,4 @@ def test_what_is_logged_of_the_policy_is_its_entropy_and_temperature():
 
 def test_actions_to_choose_from_are_refused_with_the_presets_that_are_for_them():
     with pytest.raises(UnsupportedEnvironment, match=r"has 4 actions to choose from.*qr-dqn"):
-        make_actor_critic_agent(SAC, EnvSpec("numbered", (3,), "float32", 4))
+        make_actor_critic_agent(SAC, EnvSpec("discrete", (3,), "float32", 4))

@@ -21,7 +21,7 @@ from toy_actor_critics import (
     transitions,
 )
 
-from qemrl.representations import ImplicitQuantiles
+from qemrl.distributional.representations import ImplicitQuantiles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -65,8 +65,8 @@ def curve_at(critic, observation, unit, levels):
     hidden = jnp.maximum(dense(critic.torso.dense.layers[0], jnp.concatenate([observation, unit], axis=1)), 0)
     cosines = jnp.cos(np.float32(np.pi) * jnp.stack([levels, 2 * levels], axis=-1))
     embedded = cosines @ critic.head.embedding.weight.T + critic.head.embedding.bias[None, None]
-    centred = embedded - jnp.mean(embedded, axis=-1, keepdims=True)
-    embedded = centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + np.float32(1e-5))
+    centered = embedded - jnp.mean(embedded, axis=-1, keepdims=True)
+    embedded = centered / jnp.sqrt(jnp.mean(centered**2, axis=-1, keepdims=True) + np.float32(1e-5))
     embedded = embedded * critic.head.norm.scale[None, None] + critic.head.norm.bias[None, None]
     (last,) = critic.head.streams.advantage.layers
     return jnp.sum(hidden[:, None, :] / (1 + jnp.exp(-embedded)) * last.weight[None], axis=-1) + last.bias[0]

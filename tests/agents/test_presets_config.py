@@ -8,19 +8,19 @@ import pytest
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.domains import MUJOCO_TASKS, Domain, mujoco_task
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.env_families import MUJOCO_TASKS, EnvFamily, mujoco_task
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS
+from qemrl.config.serialize import from_json, to_json
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, TailVariance, VaR, Wang
-from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Optimism, QEMSpread, SqrtLogDecay
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.exploration import BonusExploration, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus, SqrtLogDecay
 from qemrl.replay import ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
-from qemrl.serialization import from_json, to_json
-from qemrl.training.config import REGISTRY, configure, domain_of, read_config
+from qemrl.training.config import REGISTRY, configure, env_family, read_config
 
 ENVS = {
     "atari": "ALE/Pong-v5",
@@ -39,16 +39,16 @@ PLAIN_QUANTILES = ("dsac-mlp", "qem-dsac-mlp")
 
 
 def test_every_domain_and_every_family_is_covered_here():
-    assert set(DOMAINS) == {name for each in get_args(Domain) for name in (get_args(each) or (each,))}
+    assert set(DOMAINS) == {name for each in get_args(EnvFamily) for name in (get_args(each) or (each,))}
     assert set(PRESETS) == set(VALUE_PRESETS) | set(ACTOR_CRITIC_PRESETS)
     assert not set(VALUE_PRESETS) & set(ACTOR_CRITIC_PRESETS)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("family", DOMAINS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_configurations_come_back_from_json_as_they_were(preset, domain):
-    config = configure(preset, ENVS[domain], steps=1000, seed=3, num_seeds=2)
-    assert config.agent == PRESETS[preset].configure(domain)
+def test_configurations_come_back_from_json_as_they_were(preset, family):
+    config = configure(preset, ENVS[family], steps=1000, seed=3, num_seeds=2)
+    assert config.agent == PRESETS[preset].configure(family)
     text = json.dumps(to_json(config))
     assert read_config(json.loads(text)) == config
     assert from_json(json.loads(json.dumps(to_json(config.agent))), REGISTRY) == config.agent
@@ -65,7 +65,7 @@ def test_switches_of_value_agents_come_back_from_json_too(preset):
         plain,
         double=True,
         network=NetworkConfig("mlp", (8, 4), (16,), dueling=True, noisy=True),
-        optimiser=AdamConfig(0.1, 0.2, 10.0),
+        optimizer=AdamConfig(0.1, 0.2, 10.0),
         replay=ReplayConfig(10, 3, True, 0.5, 0.4),
     )
     assert config != plain
@@ -78,7 +78,7 @@ def test_switches_of_actor_critics_come_back_from_json_too(preset):
     config = replace(
         plain,
         network=ActorCriticNetworkConfig("mlp", (8, 4), (), (16, 8), layer_norm=not plain.network.layer_norm),
-        optimiser=AdamConfig(0.1, 0.2, 10.0),
+        optimizer=AdamConfig(0.1, 0.2, 10.0),
         replay=ReplayConfig(10, 3, True, 0.5, 0.4),
         target_policy=not plain.target_policy,
         polyak=0.5,
@@ -117,10 +117,10 @@ QEM_AND_PARENTS = {
 }
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(domain):
+@pytest.mark.parametrize("family", DOMAINS)
+def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(family):
     for child, parent in QEM_AND_PARENTS.items():
-        one, other = PRESETS[child].configure(domain), PRESETS[parent].configure(domain)
+        one, other = PRESETS[child].configure(family), PRESETS[parent].configure(family)
         assert isinstance(one.estimator, QEM)
         assert other.estimator == EmpiricalMean()
         assert replace(one, estimator=other.estimator) == other
@@ -128,15 +128,15 @@ def test_qem_presets_differ_from_their_parents_in_the_estimator_alone(domain):
 
 def test_exploring_presets_differ_from_their_parents_in_the_exploration_alone():
     parents = {"qr-dqn-dltv": "qr-dqn", "qem-dqn-dltv": "qem-dqn", "qem-dqn-var": "qem-dqn"}
-    for domain in ("atari", "minatar", "classic"):
+    for family in ("atari", "minatar", "classic"):
         for child, parent in parents.items():
-            one, other = VALUE_PRESETS[child](domain), VALUE_PRESETS[parent](domain)
+            one, other = VALUE_PRESETS[child](family), VALUE_PRESETS[parent](family)
             assert replace(one, exploration=other.exploration) == other
-            assert isinstance(one.exploration, Optimism)
+            assert isinstance(one.exploration, BonusExploration)
             assert one.exploration.schedule == SqrtLogDecay(50.0)  # the paper's c
             assert one.exploration.random_steps is None
             assert one.exploration.bonus == (
-                QEMSpread(QEM(4, TailVariance(1.5))) if child.endswith("var") else LeftTruncatedSpread()
+                QEMStdBonus(QEM(4, TailVariance(1.5))) if child.endswith("var") else LeftTruncatedStdBonus()
             )
 
 
@@ -150,39 +150,39 @@ def test_the_atari_settings_are_those_of_the_papers_table():
     assert VALUE_PRESETS["c51"]("atari").representation == Categorical(51, -10.0, 10.0)
     assert VALUE_PRESETS["dqn"]("atari").representation == Scalar(1.0)
     for config in (qem, iqem):
-        assert config.optimiser == AdamConfig(5e-5, 0.01 / 32)
+        assert config.optimizer == AdamConfig(5e-5, 0.01 / 32)
         assert (config.discount, config.batch_size, config.update_every) == (0.99, 32, 4)
         assert config.replay == ReplayConfig(1_000_000)
         assert config.network.hidden == (512,)
         assert config.clip_rewards
         assert isinstance(config.exploration, EpsilonGreedy)
         assert config.exploration.final == 0.01
-    assert VALUE_PRESETS["c51"]("atari").optimiser == AdamConfig(2.5e-4, 0.01 / 32)
+    assert VALUE_PRESETS["c51"]("atari").optimizer == AdamConfig(2.5e-4, 0.01 / 32)
 
 
 def test_the_minatar_settings_are_those_of_revisiting_rainbow():
     """51 quantiles, lr 1e-4 for quantiles, replay 100k, learning and target after 1000, an update every 4."""
     config = PRESETS["qr-dqn"].configure("minatar")
     assert config.representation == FixedQuantiles(51)
-    assert config.optimiser == AdamConfig(1e-4, 0.01 / 32)
+    assert config.optimizer == AdamConfig(1e-4, 0.01 / 32)
     assert config.replay.capacity == 100_000
     assert (config.learning_starts, config.target_every, config.update_every, config.batch_size) == (1000, 1000, 4, 32)
 
 
-@pytest.mark.parametrize("domain", MUJOCO_TASKS)
+@pytest.mark.parametrize("family", MUJOCO_TASKS)
 @pytest.mark.parametrize("preset", ACTOR_CRITIC_PRESETS)
-def test_the_mujoco_settings_are_those_of_the_papers_table(preset, domain):
+def test_the_mujoco_settings_are_those_of_the_papers_table(preset, family):
     """Learning rate 3e-4, γ = 0.99, batch 256, Polyak 0.005, 10,000 steps first; an update for each step."""
-    config = ACTOR_CRITIC_PRESETS[preset](domain)
-    assert PRESETS[preset].configure(domain) == config
-    assert config.optimiser == AdamConfig(3e-4, 1e-8)
+    config = ACTOR_CRITIC_PRESETS[preset](family)
+    assert PRESETS[preset].configure(family) == config
+    assert config.optimizer == AdamConfig(3e-4, 1e-8)
     assert (config.discount, config.batch_size, config.polyak, config.update_every) == (0.99, 256, 0.005, 1)
     assert (config.learning_starts, config.random_steps) == (10_000, 10_000)
     assert config.replay == ReplayConfig(1_000_000)
     assert config.network.policy_widths == (256, 256)
     assert not config.clip_rewards
     if preset not in ("td3", "tqc"):
-        assert config.temperature == FixedTemperature(0.05 if domain == "humanoid" else 0.2)
+        assert config.temperature == FixedTemperature(0.05 if family == "humanoid" else 0.2)
         assert config.policy == TanhGaussian(-20.0, 2.0)
         assert config.ensemble == ElementwiseMin(2, "min")
         assert config.policy_every == 1
@@ -192,36 +192,36 @@ def test_the_mujoco_settings_are_those_of_the_papers_table(preset, domain):
     assert config.target_policy == (preset not in ("sac", "tqc"))
 
 
-@pytest.mark.parametrize("domain", MUJOCO_TASKS)
-def test_the_mujoco_quantiles_are_those_of_the_papers_table(domain):
+@pytest.mark.parametrize("family", MUJOCO_TASKS)
+def test_the_mujoco_quantiles_are_those_of_the_papers_table(family):
     """32 of them, 64 cosines, order 4, V = 1.2 in the tails."""
     for preset in NETWORKS_OF_LEVELS:
         levels = "cumulative" if preset.endswith("iqn") else "midpoints"
         wanted = ImplicitQuantiles(32, 32, 32, levels, levels, 64, "sigmoid", True, 1.0)
-        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == wanted
+        assert ACTOR_CRITIC_PRESETS[preset](family).representation == wanted
     for preset in PLAIN_QUANTILES:
-        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == FixedQuantiles(32, 1.0)
+        assert ACTOR_CRITIC_PRESETS[preset](family).representation == FixedQuantiles(32, 1.0)
     for preset in ("sac", "td3"):
-        assert ACTOR_CRITIC_PRESETS[preset](domain).representation == Scalar(None)  # the squared error
+        assert ACTOR_CRITIC_PRESETS[preset](family).representation == Scalar(None)  # the squared error
     for preset in ("qem-dsac", "qem-dsac-iqn", "qem-dsac-mlp"):
-        assert ACTOR_CRITIC_PRESETS[preset](domain).estimator == QEM(order=4, variance=TailVariance(1.2))
+        assert ACTOR_CRITIC_PRESETS[preset](family).estimator == QEM(order=4, variance=TailVariance(1.2))
 
 
-@pytest.mark.parametrize("domain", MUJOCO_TASKS)
-def test_tqc_has_the_settings_of_its_own_paper(domain):
+@pytest.mark.parametrize("family", MUJOCO_TASKS)
+def test_tqc_has_the_settings_of_its_own_paper(family):
     """Five critics of 25 atoms; five dropped for each on Hopper, none on HalfCheetah, two elsewhere; α is learned."""
-    config = ACTOR_CRITIC_PRESETS["tqc"](domain)
+    config = ACTOR_CRITIC_PRESETS["tqc"](family)
     assert config.representation == FixedQuantiles(25, 1.0)
-    assert config.ensemble == PooledTruncation(5, {"hopper": 5, "half-cheetah": 0}.get(domain, 2))
+    assert config.ensemble == PooledTruncation(5, {"hopper": 5, "half-cheetah": 0}.get(family, 2))
     assert config.temperature == AutomaticTemperature(1.0, None)
     assert (*config.network.critic_widths, *config.network.critic_hidden) == (512, 512, 512)
     assert not config.network.layer_norm
 
 
-@pytest.mark.parametrize("domain", MUJOCO_TASKS)
-def test_td3_has_the_settings_of_its_own_paper_but_the_learning_rate(domain):
+@pytest.mark.parametrize("family", MUJOCO_TASKS)
+def test_td3_has_the_settings_of_its_own_paper_but_the_learning_rate(family):
     """Noise 0.1 to explore; 0.2, cut at 0.5, on the target's action; the policy and the targets every other update."""
-    config = ACTOR_CRITIC_PRESETS["td3"](domain)
+    config = ACTOR_CRITIC_PRESETS["td3"](family)
     assert config.policy == Deterministic(0.1, 0.2, 0.5)
     assert config.temperature == FixedTemperature(0.0)
     assert config.ensemble == ElementwiseMin(2, "first")
@@ -232,7 +232,7 @@ def test_tasks_without_a_table_have_smaller_networks_and_the_same_algorithm():
     for preset in ACTOR_CRITIC_PRESETS:
         small, table = ACTOR_CRITIC_PRESETS[preset]("classic"), ACTOR_CRITIC_PRESETS[preset]("walker2d")
         assert max(small.network.policy_widths) < max(table.network.policy_widths)
-        settings = ("network", "optimiser", "replay", "batch_size", "learning_starts", "random_steps")
+        settings = ("network", "optimizer", "replay", "batch_size", "learning_starts", "random_steps")
         assert replace(small, **{name: getattr(table, name) for name in settings}) == table
 
 
@@ -241,8 +241,8 @@ def test_a_family_has_the_settings_of_classic_where_it_is_not_at_home():
     for preset in VALUE_PRESETS:
         assert {PRESETS[preset].configure(task) for task in MUJOCO_TASKS} == {PRESETS[preset].configure("classic")}
     for preset in ACTOR_CRITIC_PRESETS:
-        for domain in ("atari", "minatar"):
-            assert PRESETS[preset].configure(domain) == PRESETS[preset].configure("classic")
+        for family in ("atari", "minatar"):
+            assert PRESETS[preset].configure(family) == PRESETS[preset].configure("classic")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_mujoco_task_is_known_by_its_name_in_any_version(env, task):
 
 
 @pytest.mark.parametrize(
-    ("env", "domain"),
+    ("env", "family"),
     [
         ("ALE/Pong-v5", "atari"),
         ("PongNoFrameskip-v4", "atari"),
@@ -283,10 +283,10 @@ def test_a_mujoco_task_is_known_by_its_name_in_any_version(env, task):
         ("jax/pendulum", "classic"),
     ],
 )
-def test_an_environment_has_the_settings_of_its_domain(env, domain):
-    assert domain_of(env) == domain
+def test_an_environment_has_the_settings_of_its_domain(env, family):
+    assert env_family(env) == family
     for preset in ("dqn", "qem-dsac"):
-        assert configure(preset, env, 100).agent == PRESETS[preset].configure(domain)
+        assert configure(preset, env, 100).agent == PRESETS[preset].configure(family)
 
 
 def test_a_preset_that_is_not_there_gets_a_suggestion():
@@ -347,6 +347,6 @@ def test_actor_critics_that_make_no_sense_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("settings", [{"learning_rate": 0.0}, {"epsilon": -1.0}, {"max_gradient_norm": 0.0}])
-def test_optimisers_that_make_no_sense_are_refused(settings):
+def test_optimizers_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="must be positive"):
         AdamConfig(**settings)

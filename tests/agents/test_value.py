@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.algorithm import AgentState, View
+from qemrl.agents.agent import AgentState, View
 from qemrl.agents.estimates import estimate
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
+from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, EmpiricalMean
 from qemrl.exploration import EpsilonGreedy
-from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 SPEC = EnvSpec("toy", (1,), "float32", 2)
@@ -23,14 +23,14 @@ PLAIN = ValueConfig(
     representation=Scalar(),
     network=NetworkConfig(widths=()),
     exploration=EpsilonGreedy(0.0, 0.0, evaluation=0.0),
-    optimiser=AdamConfig(0.1),
+    optimizer=AdamConfig(0.1),
 )
 KEY = jax.random.key(0)
 
 
 @pytest.fixture(autouse=True)
 def quick_compilation() -> Iterator[None]:
-    """Programs run once here: XLA need not make them quick."""
+    """Programs run once here: XLA need not make them fast."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -175,7 +175,7 @@ def test_long_gradients_are_scaled_down_to_the_norm():
     With ε = 1 the step is ½ η; cut to norm 0.1, g is 0.1/√2 and the step η · 0.0707 / 1.0707. A limit of 2 is not met.
     """
     for limit, share in ((None, 0.5), (2.0, 0.5), (0.1, 0.1 / np.sqrt(2) / (1 + 0.1 / np.sqrt(2)))):
-        config = replace(PLAIN, optimiser=AdamConfig(0.01, 1.0, limit))
+        config = replace(PLAIN, optimizer=AdamConfig(0.01, 1.0, limit))
         weight, *_ = learned(config, [[1.0], [1.0]], [[0.0], [0.0]], batch([30.0], [0.0]))
         assert weight[0, 0] - 1 == pytest.approx(0.01 * share, rel=1e-3)
 

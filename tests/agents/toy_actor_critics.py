@@ -12,12 +12,12 @@ import numpy as np
 
 from qemrl.agents.actor_critic import make_actor_critic_agent
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.algorithm import AgentState
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.agent import AgentState
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, Choice, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
+from qemrl.distributional.representations import FixedQuantiles, Scalar
 from qemrl.estimators import QEM, TailVariance
-from qemrl.policies import AutomaticTemperature, Choice, Deterministic, FixedTemperature, TanhGaussian
-from qemrl.representations import FixedQuantiles, Scalar
 from qemrl.types import ActionBox, Batch, EnvSpec
 
 BOX = ActionBox((2,), (-2.0, -1.0), (4.0, 1.0))
@@ -31,7 +31,7 @@ RATE, EPSILON, POLYAK = 0.1, 1.0, 0.25
 
 @dataclass(frozen=True)
 class Steady(TanhGaussian):
-    """A squashed normal law whose draws are always the same; 1 − tanh² = 1/cosh²."""
+    """A squashed normal distribution whose draws are always the same; 1 − tanh² = 1/cosh²."""
 
     noise: tuple[float, ...] = (0.7, -0.4)
 
@@ -49,7 +49,7 @@ SAC = ActorCriticConfig(
     policy=Steady(),
     temperature=FixedTemperature(0.3),
     network=ActorCriticNetworkConfig("mlp", (6,), (5,), (4,)),
-    optimiser=AdamConfig(RATE, EPSILON),
+    optimizer=AdamConfig(RATE, EPSILON),
     polyak=POLYAK,
 )
 DSAC = replace(SAC, representation=FixedQuantiles(5), target_policy=True)

@@ -2,7 +2,7 @@
 
 Compiling is what costs time here, not learning. So the probes are played in one environment (see `mixed_probes`),
 agents are small (see `small_loops`), updates are those that the host loop has compiled, and XLA is told not to
-optimise, but where a loop would then run for longer than it is compiled.
+optimize, but where a loop would then run for longer than it is compiled.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from mixed_probes import mixed_probes, shown
 from small_loops import LEARNERS, compiled_loop, host_loop, tiny
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.agents.algorithm import AgentState
-from qemrl.envs.box_probes import BOX_PROBES
-from qemrl.envs.hosted import hosted
-from qemrl.envs.probes import PROBES
-from qemrl.representations import ImplicitQuantiles
+from qemrl.agents.agent import AgentState
+from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.envs.gym.hosted import hosted
+from qemrl.envs.jax.box_probes import BOX_PROBES
+from qemrl.envs.jax.probes import PROBES
+from qemrl.training.accumulator import Accumulator
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.randomness import Keys
-from qemrl.training.tally import Tally
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 NUM_ENVS = 4
@@ -42,8 +42,8 @@ SWITCHED = ("dqn", "c51", "qem-dqn", "iqem-dqn", "td3", "dsac-mlp")
 
 
 @contextmanager
-def optimised(wanted: bool) -> Iterator[None]:
-    """Programs that are compiled in here are optimised, as little as in all tests, or not at all."""
+def optimized(wanted: bool) -> Iterator[None]:
+    """Programs that are compiled in here are optimized, as little as in all tests, or not at all."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", not wanted)
     try:
@@ -54,7 +54,7 @@ def optimised(wanted: bool) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quick_compilation() -> Iterator[None]:
-    with optimised(False):
+    with optimized(False):
         yield
 
 
@@ -64,7 +64,7 @@ class Learned(NamedTuple):
     q: np.ndarray
     dist: ReturnDist
     actions: np.ndarray | None
-    """The best ones, in the box of the mixed environment; None where actions are numbered."""
+    """The best ones, in the box of the mixed environment; None where actions are discrete."""
 
 
 class CompiledRun(NamedTuple):
@@ -136,17 +136,17 @@ class System:
         The update is the one that the host loop has compiled, or comes from the generator of code that users get.
         """
         params, learning, frozen = ([jnp.array(leaf) for leaf in jax.tree.leaves(part)] for part in state)
-        arguments = learning, Tally.empty(), params, frozen, batch, np.int32(number), np.int32(0)
+        arguments = learning, Accumulator.empty(), params, frozen, batch, np.int32(number), np.int32(0)
         update = self.host._learn
         if as_users_get_it:
             self._generated = self._generated or update.lower(*arguments).compile({"xla_cpu_use_fusion_emitters": True})
             update = self._generated
-        params, learning, tally, priorities = update(*arguments)
+        params, learning, accumulator, priorities = update(*arguments)
         structures = self.host._structures
         return (
             jax.tree.unflatten(structures.params, params),
             jax.tree.unflatten(structures.learning, learning),
-            float(tally.loss),
+            float(accumulator.loss),
             np.asarray(priorities),
         )
 
@@ -222,7 +222,7 @@ def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
     slow = isinstance(config, ActorCriticConfig) and isinstance(config.representation, ImplicitQuantiles)
     loop = compiled_loop(config, mixed_probes(probes), NUM_ENVS, SEEDS, 2)
     states, records = {0: _taken(loop.arrays())}, []
-    with optimised(slow):
+    with optimized(slow):
         for mark in MARKS[1:]:
             records += loop.advance(mark, mark == MARKS[-1])
             states[mark] = _taken(loop.arrays())

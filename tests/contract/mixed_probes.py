@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.envs.box_probes import BOX_PROBES, BoxProbe
-from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled
-from qemrl.envs.probes import PROBES, Probe
+from qemrl.envs.jax.box_probes import BOX_PROBES, BoxProbe
+from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
+from qemrl.envs.jax.probes import PROBES, Probe
 from qemrl.types import ActionBox, EnvSpec
 
 ALL: dict[str, Probe | BoxProbe] = {**PROBES, **BOX_PROBES}
@@ -51,7 +51,7 @@ def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
             rows.append(jnp.concatenate([allowed, jnp.zeros(num_actions - env.spec.num_actions, bool)]))
         return jnp.stack(rows)[number]
 
-    size, name = 1 + count, f"mixed/{'-'.join(names)}"
+    size, name = 1 + count, f"polyak_update/{'-'.join(names)}"
     ends = (-1.0,) * size, (1.0,) * size
     if box is not None:
         spec = EnvSpec(name, (size,), "float32", 0, low=ends[0], high=ends[1], box=box)
@@ -61,7 +61,7 @@ def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
 
 
 def common_box(names: tuple[str, ...]) -> ActionBox | None:
-    """The widest box of the probes; None where actions are numbered."""
+    """The widest box of the probes; None where actions are discrete."""
     boxes = [box for name in names if (box := box_of(name)) is not None]
     return max(boxes, key=lambda box: box.high[0] - box.low[0], default=None)
 

@@ -7,18 +7,18 @@ from typing import Any
 import gymnasium
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.ensembles import PooledTruncation
-from qemrl.envs.compiled import CompiledEnv
-from qemrl.envs.host import make_host_envs
+from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.envs.gym.host_envs import make_host_envs
+from qemrl.envs.jax.compiled import CompiledEnv
 from qemrl.exploration import EpsilonGreedy
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.pace import Pace, make_pace
+from qemrl.training.schedule import StepSchedule, make_step_schedule
 
 DISCOUNT = 0.8
 TEMPERATURE = 0.01
@@ -33,12 +33,12 @@ LEARNERS = [preset for preset in PRESETS if preset not in EXPLORERS]
 
 
 def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
-    """The preset with networks and a pace for probes."""
+    """The preset with networks and a schedule for probes."""
     config = PRESETS[preset].configure("classic")
     config = replace(
         config,
         representation=_few_levels(config.representation, kappa),
-        optimiser=replace(config.optimiser, learning_rate=2e-3),
+        optimizer=replace(config.optimizer, learning_rate=2e-3),
         replay=ReplayConfig(capacity=12_000),
         discount=DISCOUNT,
         batch_size=32,
@@ -74,7 +74,7 @@ def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
         network=ActorCriticNetworkConfig(
             policy_widths=(32,), critic_widths=(64,), critic_hidden=(32,), layer_norm=config.network.layer_norm
         ),
-        optimiser=replace(config.optimiser, learning_rate=2.5e-3),
+        optimizer=replace(config.optimizer, learning_rate=2.5e-3),
         polyak=0.1,
         random_steps=500,
     )
@@ -103,7 +103,7 @@ def compiled_loop(
         make_agent(config, env.spec),
         env,
         DeviceReplay(env.spec, num_envs, config.replay, config.discount),
-        _pace(config, num_envs),
+        _schedule(config, num_envs),
         config.batch_size,
         config.clip_rewards,
         seeds,
@@ -122,7 +122,7 @@ def host_loop(config: AgentConfig, make: Callable[..., gymnasium.Env], num_envs:
         envs,
         lambda count: make_host_envs(NAME, count),
         HostReplay(envs.spec, num_envs, config.replay, config.discount),
-        _pace(config, num_envs),
+        _schedule(config, num_envs),
         config.batch_size,
         config.replay.prioritized,
         config.clip_rewards,
@@ -131,5 +131,7 @@ def host_loop(config: AgentConfig, make: Callable[..., gymnasium.Env], num_envs:
     )
 
 
-def _pace(config: AgentConfig, num_envs: int) -> Pace:
-    return make_pace(num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size)
+def _schedule(config: AgentConfig, num_envs: int) -> StepSchedule:
+    return make_step_schedule(
+        num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size
+    )

@@ -18,8 +18,8 @@ from small_loops import compiled_loop, host_loop, tiny
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.presets import AgentConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.envs.box_probes import BOX_PROBES
-from qemrl.envs.compiled import CompiledEnv, make_compiled, time_limited
+from qemrl.envs.jax.box_probes import BOX_PROBES
+from qemrl.envs.jax.compiled import CompiledEnv, make_compiled, time_limited
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
@@ -80,7 +80,7 @@ def hurried(preset: str, replay: ReplayConfig) -> AgentConfig:
                 config,
                 network=ActorCriticNetworkConfig("auto", (16,), (16,), (16,), norm),
                 # A small ε of Adam makes steps of gradients that are nothing but rounding errors.
-                optimiser=replace(config.optimiser, epsilon=1e-3),
+                optimizer=replace(config.optimizer, epsilon=1e-3),
                 random_steps=200,
             )
 

@@ -11,15 +11,15 @@ import pytest
 from small_loops import LEARNERS
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.agents.algorithm import NEVER, AgentState
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.agent import NEVER, AgentState
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, FixedTemperature
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.distributional.representations import Scalar
 from qemrl.estimators import QEM, CVaR
-from qemrl.policies import AutomaticTemperature, FixedTemperature
 from qemrl.replay import HostReplay, ReplayConfig
-from qemrl.representations import Scalar
 from qemrl.types import Step
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -48,7 +48,7 @@ def stream(spec, count: int, num_envs: int = 2):
 
 
 def some_actions(spec, num_envs: int, generator: np.random.Generator):
-    """A mask, where actions are numbered, and actions."""
+    """A mask, where actions are discrete, and actions."""
     if spec.box is not None:
         return None, generator.uniform(spec.box.low, spec.box.high, (num_envs, *spec.box.shape)).astype(np.float32)
     mask = np.ones((num_envs, spec.num_actions), bool)
@@ -240,7 +240,7 @@ def test_n_steps_and_priorities_change_what_is_learned(system):
 
 def switches(config: AgentConfig) -> dict[str, AgentConfig]:
     """The configuration with one thing changed, by what it is."""
-    optimiser = replace(config.optimiser, max_gradient_norm=1e-3)
+    optimizer = replace(config.optimizer, max_gradient_norm=1e-3)
     match config:
         case ValueConfig():
             return {
@@ -248,10 +248,10 @@ def switches(config: AgentConfig) -> dict[str, AgentConfig]:
                 "double": replace(config, double=True),
                 "dueling": replace(config, network=replace(config.network, dueling=True)),
                 "noisy": replace(config, network=replace(config.network, noisy=True)),
-                "clip": replace(config, optimiser=optimiser),
+                "clip": replace(config, optimizer=optimizer),
             }
         case ActorCriticConfig():
-            return {"plain": config, "clip": replace(config, optimiser=optimiser), **actor_critic_switches(config)}
+            return {"plain": config, "clip": replace(config, optimizer=optimizer), **actor_critic_switches(config)}
 
 
 def actor_critic_switches(config: ActorCriticConfig) -> dict[str, AgentConfig]:
@@ -307,8 +307,8 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
         apart = {other: abs(each[-1] - losses[-1]) for other, losses in found.items() if other != name}
         assert min(apart.values()) > 1e-6, (name, apart)
     assert found["clip"][0] == found["plain"][0]
-    usual = PRESETS[switched.preset].configure("classic").optimiser
-    assert switched.config.optimiser == AdamConfig(switched.config.optimiser.learning_rate, usual.epsilon)
+    usual = PRESETS[switched.preset].configure("classic").optimizer
+    assert switched.config.optimizer == AdamConfig(switched.config.optimizer.learning_rate, usual.epsilon)
 
 
 def test_losses_of_a_fixed_stream_are_the_golden_ones(system):

@@ -4,9 +4,9 @@ import numpy as np
 from mixed_probes import ALL, box_of, common_box, moved
 from scipy.stats import norm
 
-from qemrl.envs.box_probes import BoxProbe
-from qemrl.envs.probes import REWARD_MEAN, REWARD_STD
-from qemrl.representations import Scalar
+from qemrl.distributional.representations import Scalar
+from qemrl.envs.jax.box_probes import BoxProbe
+from qemrl.envs.jax.probes import REWARD_MEAN, REWARD_STD
 
 DISCOUNT = 0.8
 TOLERANCES = {"c51": 0.15, "iqn": 0.25, "iqem-dqn": 0.25}

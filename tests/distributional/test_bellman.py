@@ -14,7 +14,7 @@ from qemrl.types import ReturnDist
 
 
 def by_fractions(atoms, probs, support):
-    """The projection of one distribution, exactly: an atom's mass is divided between its two neighbours."""
+    """The projection of one distribution, exactly: an atom's mass is divided between its two neighbors."""
     support = [Fraction(point) for point in support]
     shares = [Fraction(0)] * len(support)
     for atom, prob in zip(atoms, probs, strict=True):
@@ -45,7 +45,7 @@ def test_c51_with_51_atoms_loses_mean_where_targets_leave_the_support():
     start=st.integers(-3, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_projection_divides_mass_between_neighbours_and_keeps_it(atoms, count, start, seed):
+def test_the_projection_divides_mass_between_neighbors_and_keeps_it(atoms, count, start, seed):
     atoms = [atom / 8 for atom in atoms]
     support = [start + i / 2 for i in range(count)]
     probs = np.random.default_rng(seed).multinomial(64, np.full(len(atoms), 1 / len(atoms))) / 64

@@ -1,4 +1,4 @@
-"""The quick quantile losses against the formula, the formula against numbers, finite differences and quantiles."""
+"""The fast quantile losses against the formula, the formula against numbers, finite differences and quantiles."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ PAIRWISE, SCANNED, SORTED = (
     jax.jit(loss, static_argnames="kappa")
     for loss in (quantile_huber_pairwise, quantile_huber_scanned, quantile_huber_sorted)
 )
-QUICK = pytest.mark.parametrize("quick", [SCANNED, SORTED], ids=["scanned", "sorted"])
+FAST = pytest.mark.parametrize("fast", [SCANNED, SORTED], ids=["scanned", "sorted"])
 ALL = pytest.mark.parametrize("loss", [PAIRWISE, SCANNED, SORTED], ids=["pairwise", "scanned", "sorted"])
 KAPPA = pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
 
@@ -123,9 +123,9 @@ KAPPAS = st.sampled_from([0.0, 0.5, 1.0])
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@QUICK
+@FAST
 @given(SHAPES, KAPPAS, SEEDS, st.sampled_from([0.0, -1.0, 1000.0, -30000.0]), st.sampled_from([0, 2, 8, 40]))
-def test_ties_give_the_loss_and_the_gradient_of_the_formula(quick, shape, kappa, seed, offset, spread):
+def test_ties_give_the_loss_and_the_gradient_of_the_formula(fast, shape, kappa, seed, offset, spread):
     batch, n, m, shared, weighted = shape
     rng = np.random.default_rng(seed)
     # Few distinct numbers, multiples of 1/4 so that distances and break points are exact and many coincide.
@@ -133,33 +133,33 @@ def test_ties_give_the_loss_and_the_gradient_of_the_formula(quick, shape, kappa,
     probs = rng.dirichlet(np.ones(m), size=batch) * (rng.random((*batch, m)) < 0.8) if weighted else None
     arrays = in_float32((values, rng.uniform(size=(*shared, n)), targets, probs))
     expected, expected_gradient = loss_and_gradient(PAIRWISE, *arrays, kappa)
-    actual, gradient = loss_and_gradient(quick, *arrays, kappa)
+    actual, gradient = loss_and_gradient(fast, *arrays, kappa)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
-@QUICK
+@FAST
 @given(SHAPES, KAPPAS, SEEDS, st.sampled_from([0.0, 1000.0, -5000.0]), st.sampled_from([0.01, 1.0, 30.0]))
-def test_any_rows_give_the_loss_and_the_gradient_of_the_formula(quick, shape, kappa, seed, offset, scale):
+def test_any_rows_give_the_loss_and_the_gradient_of_the_formula(fast, shape, kappa, seed, offset, scale):
     batch, n, m, shared, weighted = shape
     values, _, targets, probs = rows(seed, batch, n, m, scale, weighted)
     levels = np.random.default_rng(seed).uniform(size=(*shared, n))
     arrays = in_float32((values + offset, levels, targets + offset, probs))
     expected, expected_gradient = loss_and_gradient(PAIRWISE, *arrays, kappa)
-    actual, gradient = loss_and_gradient(quick, *arrays, kappa)
+    actual, gradient = loss_and_gradient(fast, *arrays, kappa)
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-7 * n * scale)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-5)
 
 
-@QUICK
+@FAST
 @KAPPA
-def test_large_returns_with_a_small_spread_keep_their_digits(quick, kappa):
+def test_large_returns_with_a_small_spread_keep_their_digits(fast, kappa):
     values, levels, targets, probs = in_float32(rows(3, n=200, m=199, scale=1.0))
     values, targets = values + 1000, targets + 1000
     exact = tuple(np.asarray(x, np.float64) for x in (values, levels, targets, probs))
     with jax.enable_x64(True):
         expected, slopes = loss_and_gradient(PAIRWISE, *(jnp.asarray(x) for x in exact), kappa)
-    actual, gradient = loss_and_gradient(quick, values, levels, targets, probs, kappa)
+    actual, gradient = loss_and_gradient(fast, values, levels, targets, probs, kappa)
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
     np.testing.assert_allclose(gradient, slopes, rtol=0, atol=1e-6)
 
@@ -199,14 +199,14 @@ def test_levels_targets_and_their_probabilities_get_no_gradient(loss):
     assert all(jnp.all(gradient == 0) for gradient in gradients[1:])
 
 
-@QUICK
+@FAST
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_maps_over_another_axis_and_compiles(quick, weighted):
+def test_the_loss_maps_over_another_axis_and_compiles(fast, weighted):
     values, levels, targets, probs = in_float32(rows(6, batch=(3, 4), weighted=weighted))
 
     def row_weighted(values, targets, probs):
-        weights = jnp.arange(1.0, 5.0)  # rows that count differently, as in prioritised replay
-        return jnp.sum(weights * quick(values, levels[0], targets, probs, 0.5))
+        weights = jnp.arange(1.0, 5.0)  # rows that count differently, as in prioritized replay
+        return jnp.sum(weights * fast(values, levels[0], targets, probs, 0.5))
 
     mapped = jax.jit(jax.vmap(jax.value_and_grad(row_weighted)))
     totals, gradients = mapped(values, targets, probs)

@@ -9,8 +9,8 @@ import pytest
 from ale_py import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from qemrl.envs.atari import ATARI_PROTOCOLS, AreaResize, AtariProtocol, make_atari, protocol_for
-from qemrl.envs.host import HostEnvs, make_host_envs
+from qemrl.envs.gym.atari import ATARI_PROTOCOLS, AreaResize, AtariProtocol, make_atari, protocol_for
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
 from qemrl.types import EnvSpec
 
 PLAIN = AtariProtocol("plain", noop_max=0)
@@ -52,10 +52,10 @@ def by_area(frame, size):
 
 
 @pytest.mark.parametrize("size", [84, 64, 80])
-@pytest.mark.parametrize("colours", [(), (3,)])
-def test_frames_are_resized_by_area(size, colours):
+@pytest.mark.parametrize("colors", [(), (3,)])
+def test_frames_are_resized_by_area(size, colors):
     rng = np.random.default_rng(0)
-    for frame in (rng.integers(0, 256, (210, 160, *colours)), np.full((210, 160, *colours), 255)):
+    for frame in (rng.integers(0, 256, (210, 160, *colors)), np.full((210, 160, *colors), 255)):
         frame = frame.astype(np.uint8)
         np.testing.assert_array_equal(AreaResize(210, 160, size)(frame), by_area(frame, size))
 
@@ -111,9 +111,9 @@ def test_stickiness_decides_whether_a_seed_and_an_action_matter():
     np.testing.assert_array_equal(play(free, 1, up)[0], play(free, 2, up)[0])
     assert (play(free, 1, up)[0] != play(free, 1, down)[0]).any()
     sticky = make_atari("ALE/Pong-v5")
-    mixed = np.random.default_rng(0).integers(0, 6, 60)
-    assert (play(sticky, 1, mixed)[0] != play(sticky, 2, mixed)[0]).any()
-    np.testing.assert_array_equal(play(sticky, 1, mixed)[0], play(sticky, 1, mixed)[0])
+    polyak_update = np.random.default_rng(0).integers(0, 6, 60)
+    assert (play(sticky, 1, polyak_update)[0] != play(sticky, 2, polyak_update)[0]).any()
+    np.testing.assert_array_equal(play(sticky, 1, polyak_update)[0], play(sticky, 1, polyak_update)[0])
 
 
 @pytest.mark.parametrize("game", ["BeamRider", "Berzerk", "Pong"])
@@ -275,7 +275,7 @@ def test_difficulty_reaches_the_game():
     assert (play(easy, 0, [0] * 3)[0] != play(hard, 0, [0] * 3)[0]).any()
 
 
-def test_pictures_are_the_screen_in_colour():
+def test_pictures_are_the_screen_in_color():
     envs = make_host_envs("ALE/Pong-v5", 1, render=True)
     envs.reset(0)
     picture = envs.render()

@@ -11,9 +11,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from qemrl.envs.catalogue import missing_package
-from qemrl.envs.compiled import CompiledEnv, Outcome
-from qemrl.envs.host import (
+from qemrl.envs.gym.catalog import missing_package
+from qemrl.envs.gym.host_envs import (
     HostEnvs,
     InProcessEnvs,
     NonFiniteError,
@@ -21,24 +20,25 @@ from qemrl.envs.host import (
     UnsupportedEnvironment,
     make_host_envs,
 )
-from qemrl.envs.hosted import hosted
+from qemrl.envs.gym.hosted import hosted
+from qemrl.envs.jax.compiled import CompiledEnv, Outcome
 from qemrl.types import ActionBox, EnvSpec
 
 
 class Echo(gymnasium.Env):
-    """Shows the action that it was given, and forgets it in the next step; `taken` are all as they came."""
+    """Shows the action that it was given, and forgets it in the next step; `received` are all as they came."""
 
     observation_space = spaces.Box(-100, 100, (6,), np.float32)
 
     def __init__(self, action_space, info=None):
-        self.action_space, self.taken, self.info = action_space, [], info or {}
+        self.action_space, self.received, self.info = action_space, [], info or {}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed, options=options)
         return np.zeros(6, np.float32), self.info
 
     def step(self, action):
-        self.taken.append(np.array(action))
+        self.received.append(np.array(action))
         assert isinstance(action, np.ndarray)
         shown = np.zeros(6, np.float32)
         shown[: action.size] = action.reshape(-1)
@@ -94,8 +94,8 @@ def test_environments_get_actions_in_the_dtype_of_their_space(shape, dtype):
     actions = random_actions(envs, 1)[0]
     step = envs.step(jnp.asarray(actions))
     for place, env in enumerate(envs.vector.envs):
-        assert (env.taken[0].shape, env.taken[0].dtype) == (shape, dtype)
-        np.testing.assert_array_equal(env.taken[0], actions[place])
+        assert (env.received[0].shape, env.received[0].dtype) == (shape, dtype)
+        np.testing.assert_array_equal(env.received[0], actions[place])
     np.testing.assert_array_equal(step.observation[:, : actions[0].size], actions.reshape(2, -1))
 
 
@@ -105,9 +105,9 @@ def test_actions_are_clipped_to_the_box(dtype):
     envs = echoes(space)
     outside = np.nextafter(np.float32(0.1), np.float32(1))
     envs.step(np.array([[outside, -outside, 0.05]], np.float32))
-    (taken,) = envs.vector.envs[0].taken
-    assert space.contains(taken)
-    np.testing.assert_array_equal(taken, np.array([space.high[0], space.low[1], np.float32(0.05)], dtype))
+    (received,) = envs.vector.envs[0].received
+    assert space.contains(received)
+    np.testing.assert_array_equal(received, np.array([space.high[0], space.low[1], np.float32(0.05)], dtype))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -117,7 +117,7 @@ def test_an_action_that_is_not_finite_says_that_learning_has_diverged(value):
     actions[1, 2] = value
     with pytest.raises(NonFiniteError, match=rf"environment 1 \(Echo-v0\) is {value} at index \(2,\).*diverged"):
         envs.step(actions)
-    assert envs.vector.envs[0].taken == []
+    assert envs.vector.envs[0].received == []
 
 
 def test_actions_of_another_shape_are_refused():

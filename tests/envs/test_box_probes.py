@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.box_probes import BOX_PROBES
-from qemrl.envs.compiled import autoreset_step, make_compiled
-from qemrl.envs.probes import LIMIT, PROBES
+from qemrl.envs.jax.box_probes import BOX_PROBES
+from qemrl.envs.jax.compiled import autoreset_step, make_compiled
+from qemrl.envs.jax.probes import LIMIT, PROBES
 
 ALL = sorted(BOX_PROBES)
 STEPS = 4000

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from qemrl.envs import compiled, hosted
-from qemrl.envs.cartpole import MAX_POSITION, MAX_STEPS
-from qemrl.envs.catch import CatchState, catch
-from qemrl.envs.compiled import COMPILED, CompiledEnv, autoreset_step, is_compiled, make_compiled, time_limited
+from qemrl.envs.gym import hosted
+from qemrl.envs.jax import compiled
+from qemrl.envs.jax.cartpole import MAX_POSITION, MAX_STEPS
+from qemrl.envs.jax.catch import CatchState, catch
+from qemrl.envs.jax.compiled import COMPILED, CompiledEnv, autoreset_step, is_compiled, make_compiled, time_limited
 
 SOME_SIZES = ("jax/deep-sea-5", "jax/deep-sea-30", "jax/deep-sea-stochastic-7", "jax/chain-10", "jax/chain-100")
 SMALL = [
@@ -318,10 +319,10 @@ def test_all_compiled_environments_are_registered_with_gymnasium():
 def test_the_cart_is_drawn_where_it_is_and_the_pole_leans_as_it_does():
     env = make_compiled("jax/cartpole")
 
-    def columns_of(position: float, angle: float, colour: tuple[int, int, int]) -> float:
+    def columns_of(position: float, angle: float, color: tuple[int, int, int]) -> float:
         physical = jnp.array([position, 0, angle, 0], jnp.float32)
         picture = env.draw(compiled.Timed(physical, jnp.int32(0)))
-        return float(np.nonzero((picture == np.array(colour)).all(-1))[1].mean())
+        return float(np.nonzero((picture == np.array(color)).all(-1))[1].mean())
 
     cart, pole = (40, 44, 52), (200, 140, 80)
     middle = columns_of(0, 0, cart)

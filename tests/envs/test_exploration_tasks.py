@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.envs import compiled
-from qemrl.envs.chain import chain
-from qemrl.envs.chain import right_actions as chain_rights
-from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled, sparse
-from qemrl.envs.deep_sea import deep_sea, right_actions
+from qemrl.envs.jax import compiled
+from qemrl.envs.jax.chain import chain
+from qemrl.envs.jax.chain import right_actions as chain_rights
+from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled, sparse
+from qemrl.envs.jax.deep_sea import deep_sea, right_actions
 from qemrl.types import EnvSpec
 
 

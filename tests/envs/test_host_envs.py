@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from qemrl.envs.bounds import USUAL_BOUNDS
-from qemrl.envs.host import (
+from qemrl.envs.gym.bounds import USUAL_BOUNDS
+from qemrl.envs.gym.host_envs import (
     HostEnvs,
     InProcessEnvs,
     MissingPackage,
@@ -460,7 +460,7 @@ def test_a_vector_environment_must_say_how_it_resets():
         HostEnvs(Silent(), "Silent-v0")
 
 
-def test_pictures_are_arrays_of_colours():
+def test_pictures_are_arrays_of_colors():
     envs = make_host_envs("CartPole-v1", 2, render=True)
     envs.reset(0)
     picture = envs.render()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.envs.compiled import MINATAR_GAMES, CompiledEnv, autoreset_step, make_compiled
-from qemrl.envs.minatar import COLOURS, FIXED_STARTS, MAX_STEPS, minatar
+from qemrl.envs.jax.compiled import MINATAR_GAMES, CompiledEnv, autoreset_step, make_compiled
+from qemrl.envs.jax.minatar import COLORS, FIXED_STARTS, MAX_STEPS, minatar
 from qemrl.types import EnvSpec
 
 pgx: Any = pytest.importorskip("pgx")
@@ -153,8 +153,8 @@ def test_the_player_is_drawn_on_top():
     picture = env.draw(state)
     assert picture.shape == (240, 240, 3)
     row, column = np.argwhere(np.asarray(observation)[..., 0])[0]
-    assert (picture[row * 24 + 12, column * 24 + 12] == COLOURS[0]).all()
-    assert (picture[2 * 24 + 12, 12] == COLOURS[3]).all(), "a brick"
+    assert (picture[row * 24 + 12, column * 24 + 12] == COLORS[0]).all()
+    assert (picture[2 * 24 + 12, 12] == COLORS[3]).all(), "a brick"
 
 
 def test_a_missing_pgx_says_what_to_install(monkeypatch):

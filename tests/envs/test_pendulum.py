@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.compiled import Timed, make_compiled
-from qemrl.envs.pendulum import MAX_STEPS
+from qemrl.envs.jax.compiled import Timed, make_compiled
+from qemrl.envs.jax.pendulum import MAX_STEPS
 
 
 @pytest.fixture(scope="module")

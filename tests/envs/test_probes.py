@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.box_probes import BOX_PROBES
-from qemrl.envs.compiled import COMPILED, autoreset_step, make_compiled
-from qemrl.envs.probes import FORBIDDEN, LIMIT, PROBES
+from qemrl.envs.jax.box_probes import BOX_PROBES
+from qemrl.envs.jax.compiled import COMPILED, autoreset_step, make_compiled
+from qemrl.envs.jax.probes import FORBIDDEN, LIMIT, PROBES
 
 ALL = sorted(PROBES)
 

@@ -1,10 +1,10 @@
-"""Variance, skewness and kurtosis: against sampling the fitted curve, and against the laws themselves."""
+"""Variance, skewness and kurtosis: against sampling the fitted curve, and against the distributions themselves."""
 
 import numpy as np
 import pytest
 from scipy import special
 
-from qemrl import LAWS, QEM, EmpiricalMean, midpoints
+from qemrl import DISTRIBUTIONS, QEM, EmpiricalMean, midpoints
 from qemrl.estimators.basis import columns, norms, triple_products
 
 
@@ -48,21 +48,21 @@ def test_the_papers_formulas_are_first_terms_only():
 
 @pytest.mark.parametrize("name", ["normal", "exponential", "gumbel", "log-normal", "student-t3"])
 def test_the_variance_is_nearer_to_the_truth_than_that_of_32_quantiles(name):
-    law, levels = LAWS[name], midpoints(32)
-    values = law.quantile(levels)
+    distribution, levels = DISTRIBUTIONS[name], midpoints(32)
+    values = distribution.quantile(levels)
     fitted = QEM().moments(values, levels).variance
     plain = EmpiricalMean().moments(values, levels).variance
-    assert abs(fitted - law.std**2) < abs(plain - law.std**2)
+    assert abs(fitted - distribution.std**2) < abs(plain - distribution.std**2)
 
 
 def test_moments_of_the_plain_mean_are_sample_moments():
     values = np.array([1.0, 2.0, 4.0, 9.0])
     moments = EmpiricalMean().moments(values, midpoints(4))
-    centred = values - 4
+    centered = values - 4
     assert moments.mean == 4
-    assert moments.variance == pytest.approx((centred**2).mean())
-    assert moments.skewness == pytest.approx((centred**3).mean() / (centred**2).mean() ** 1.5)
-    assert moments.excess_kurtosis == pytest.approx((centred**4).mean() / (centred**2).mean() ** 2 - 3)
+    assert moments.variance == pytest.approx((centered**2).mean())
+    assert moments.skewness == pytest.approx((centered**3).mean() / (centered**2).mean() ** 1.5)
+    assert moments.excess_kurtosis == pytest.approx((centered**4).mean() / (centered**2).mean() ** 2 - 3)
     weighted = EmpiricalMean().moments(values, midpoints(4), probs=np.array([0.5, 0.5, 1e-12, 1e-12]))
     assert weighted.variance == pytest.approx(0.25, rel=1e-6)
 

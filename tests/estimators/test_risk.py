@@ -155,7 +155,7 @@ def test_probabilities_are_the_widths_of_cells_by_hand():
 @pytest.mark.parametrize(
     ("level", "expected"), [(0.05, 5), (0.1, 5), (0.2, 6), (0.3, 7), (0.6, 6.5), (0.9, 6), (0.95, 6), (1.0, 6)]
 )
-def test_var_by_hand_interpolates_between_neighbours_even_if_values_cross(level, expected):
+def test_var_by_hand_interpolates_between_neighbors_even_if_values_cross(level, expected):
     assert VaR(level).mean([6.0, 5.0, 7.0], [0.9, 0.1, 0.3]) == pytest.approx(expected)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from qemrl import (
-    LAWS,
+    DISTRIBUTIONS,
     QEM,
     EmpiricalMean,
     IndependentNoise,
@@ -17,10 +17,10 @@ from qemrl import (
     stratified_levels,
     uniform_levels,
 )
-from qemrl.estimators import BiasVariance, Law, Noise, cells, normal_mixture
+from qemrl.estimators import BiasVariance, Distribution, Noise, cells, normal_mixture
 
 
-def test_a_cell_reaches_half_way_to_the_neighbours_and_to_the_ends():
+def test_a_cell_reaches_half_way_to_the_neighbors_and_to_the_ends():
     np.testing.assert_allclose(cells(np.array([0.5, 0.1, 0.6])), [0.25, 0.3, 0.45])
     np.testing.assert_allclose(cells(np.array([0.37])), [1.0])
     np.testing.assert_allclose(cells(midpoints(7)), np.full(7, 1 / 7))
@@ -50,7 +50,7 @@ def test_auto_is_the_plain_mean_at_midpoints():
     np.testing.assert_allclose(auto.mean(values, midpoints(33)), values.mean(-1), rtol=1e-12)
 
 
-BANK: list[Law] = [*LAWS.values(), normal_mixture((0.5, 0.5), (-3.0, 3.0), (1.0, 1.0))]
+BANK: list[Distribution] = [*DISTRIBUTIONS.values(), normal_mixture((0.5, 0.5), (-3.0, 3.0), (1.0, 1.0))]
 NOISES: dict[str, Noise | None] = {
     "none": None,
     "independent": IndependentNoise(),
@@ -59,13 +59,13 @@ NOISES: dict[str, Noise | None] = {
 }
 
 
-def ratio(law: Law, levels: np.ndarray, kind: str) -> float:
+def ratio(distribution: Distribution, levels: np.ndarray, kind: str) -> float:
     """The mean squared error of `auto` over that of the plain mean; exact given the levels."""
     errors = []
     for estimator in (QEM(variance="auto"), EmpiricalMean()):
-        found = estimation_error(estimator, law, levels, NOISES[kind] or IndependentNoise())
-        # Independent errors have 0.3 of the law's standard deviation; those of SGD grow with the law's scale.
-        scale = {"none": 0.0, "independent": 0.09 * law.std**2, "SGD": law.std}.get(kind, 1.0)
+        found = estimation_error(estimator, distribution, levels, NOISES[kind] or IndependentNoise())
+        # Independent errors have 0.3 of the distribution's standard deviation; those of SGD grow with the distribution's scale.
+        scale = {"none": 0.0, "independent": 0.09 * distribution.std**2, "SGD": distribution.std}.get(kind, 1.0)
         errors.append(np.mean(BiasVariance(found.bias, scale * np.asarray(found.variance)).mse))
     return float(errors[0] / errors[1])
 
@@ -76,9 +76,9 @@ def test_auto_is_never_worse_than_the_plain_mean_and_much_better_at_random_level
     rng = np.random.default_rng(3)
     uniform = np.clip(uniform_levels(rng, (600, count)), 1e-4, 1 - 1e-4)
     stratified = stratified_levels(rng, (600, count))
-    random = [ratio(law, uniform, kind) for law in BANK]
+    random = [ratio(distribution, uniform, kind) for distribution in BANK]
     assert max(random) < 1.01
     assert np.mean(random) < 0.8
-    assert max(ratio(law, stratified, kind) for law in BANK) < 1.01
-    fixed = [ratio(law, midpoints(count)[None], kind) for law in BANK if kind != "none"]
+    assert max(ratio(distribution, stratified, kind) for distribution in BANK) < 1.01
+    fixed = [ratio(distribution, midpoints(count)[None], kind) for distribution in BANK if kind != "none"]
     np.testing.assert_allclose(fixed, np.ones(len(fixed)), rtol=1e-9)

@@ -13,11 +13,11 @@ import pytest
 from matplotlib.colors import to_hex
 
 from qemrl.agents.value import NetworkConfig
+from qemrl.config.serialize import to_json
 from qemrl.experiments import compare as comparing
-from qemrl.experiments.compare import Asked, compare, complete, dense, paired, plan, prepare, write
-from qemrl.experiments.curves import COLOURS, Curve, draw, read_curve
+from qemrl.experiments.compare import ComparisonRequest, compare, complete, dense, paired, plan, prepare, write
+from qemrl.experiments.curves import COLORS, Curve, draw, read_curve
 from qemrl.replay.config import ReplayConfig
-from qemrl.serialization import to_json
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.train import Stopped
@@ -27,7 +27,7 @@ T_OF_TWO_PAIRS, T_OF_THREE = 12.7062047364, 4.30265272991
 """Student's quantile at 0.975 with 1 and with 2 degrees of freedom, from tables."""
 
 
-class Watcher:
+class Callback:
     """Counts records, and asks the process to stop at one of them."""
 
     def __init__(self, stop_at: int | None = None) -> None:
@@ -55,8 +55,8 @@ def tiny(preset: str, steps: int = 400):
     config = configure(preset, ENV, steps, seed=3, num_seeds=2)
     agent = replace(config.agent, network=NetworkConfig(widths=(16,)), replay=ReplayConfig(capacity=400))
     agent = replace(agent, learning_starts=64, batch_size=16, target_every=40)
-    rhythm = {"log_every": 40, "evaluate_every": 40, "checkpoint_every": 200, "evaluation_episodes": 2}
-    return replace(config, agent=agent, **rhythm)
+    intervals = {"log_every": 40, "evaluate_every": 40, "checkpoint_every": 200, "evaluation_episodes": 2}
+    return replace(config, agent=agent, **intervals)
 
 
 def written(path: Path, preset: str, steps: int, returns: dict[int, dict[int, float | None]]) -> RunDirectory:
@@ -118,7 +118,7 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
     assert paired(first, other).verdict == "lower"
 
 
-@pytest.mark.parametrize(("ends", "verdict"), [((1.0, 3.0), "no difference shown"), ((5.0, 5.1), "higher")])
+@pytest.mark.parametrize(("ends", "verdict"), [((1.0, 3.0), "no significant difference"), ((5.0, 5.1), "higher")])
 def test_an_interval_with_zero_in_it_shows_no_difference(ends, verdict):
     steps = np.array([1])
     zero = Curve("a", ENV, steps, np.zeros((2, 1)))
@@ -158,7 +158,7 @@ def test_a_comparison_of_runs_that_are_there(two_runs, tmp_path):
         "rollout/ep_rew_mean": "",
     }
     numbers = json.loads(paths[3].read_text())
-    assert numbers["differences"][0]["verdict"] == "no difference shown"
+    assert numbers["differences"][0]["verdict"] == "no significant difference"
     hashes = {run["config_hash"] for run in numbers["runs"]}
     assert len(hashes) == 2
     assert all(len(found) == 16 for found in hashes)
@@ -175,7 +175,7 @@ def test_every_seed_is_a_thin_line_and_from_three_on_there_is_a_band():
         assert len(axis.collections) == bands
         bold = [line for line in axis.lines if line.get_linewidth() > 1]
         np.testing.assert_allclose(np.asarray(bold[0].get_ydata()), returns.mean(0))
-        assert [to_hex(line.get_color()) for line in bold] == [COLOURS["qr-dqn"], COLOURS["qem-dqn"]]
+        assert [to_hex(line.get_color()) for line in bold] == [COLORS["qr-dqn"], COLORS["qem-dqn"]]
         assert {text.get_text() for text in axis.texts} == {"qr-dqn", "qem-dqn"}
 
 
@@ -185,9 +185,9 @@ def test_environments_are_panels_and_labels_keep_their_looks():
     figure = draw(curves)
     assert [axis.get_title() for axis in figure.axes] == list("abcd")
     for axis in figure.axes:
-        colours = [line.get_color() for line in axis.lines if line.get_linewidth() > 1]
-        assert len(set(colours)) == 3
-        assert colours == [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() > 1]
+        colors = [line.get_color() for line in axis.lines if line.get_linewidth() > 1]
+        assert len(set(colors)) == 3
+        assert colors == [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() > 1]
     with pytest.raises(ValueError, match="no curve"):
         draw([])
 
@@ -205,16 +205,16 @@ def test_names_at_the_ends_do_not_lie_on_one_another():
 @pytest.mark.usefixtures("two_runs")
 def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
     presets = ("qr-dqn", "qem-dqn")
-    assert [config.preset for config in plan(Asked(presets), tmp_path)] == list(presets)
+    assert [config.preset for config in plan(ComparisonRequest(presets), tmp_path)] == list(presets)
     for asked, message in [
-        (Asked(presets, env="probe/2"), "--env probe/1, and probe/2 is asked for"),
-        (Asked(presets, steps=50), "--steps 40, and 50 is asked for"),
-        (Asked((*presets, "iqn")), "say --env and --steps"),
-        (Asked((*presets, "iqn"), ENV, 60, 0, 2), "--steps 40, and 60"),
-        (Asked((*presets, "iqn"), ENV, 40, 0, None), "the same seeds"),
-        (Asked(("qr-dqn",)), "two or more"),
-        (Asked(("qr-dqn", "qr-dqn")), "different presets"),
-        (Asked(("qr-dqn", "qem-dq"), ENV, 40), "did you mean 'qem-dqn'"),
+        (ComparisonRequest(presets, env="probe/2"), "--env probe/1, and probe/2 is asked for"),
+        (ComparisonRequest(presets, steps=50), "--steps 40, and 50 is asked for"),
+        (ComparisonRequest((*presets, "iqn")), "say --env and --steps"),
+        (ComparisonRequest((*presets, "iqn"), ENV, 60, 0, 2), "--steps 40, and 60"),
+        (ComparisonRequest((*presets, "iqn"), ENV, 40, 0, None), "the same seeds"),
+        (ComparisonRequest(("qr-dqn",)), "two or more"),
+        (ComparisonRequest(("qr-dqn", "qr-dqn")), "different presets"),
+        (ComparisonRequest(("qr-dqn", "qem-dq"), ENV, 40), "did you mean 'qem-dqn'"),
     ]:
         with pytest.raises(ValueError, match=message):
             plan(asked, tmp_path)
@@ -233,16 +233,16 @@ def test_short_runs_are_evaluated_often_and_long_ones_as_their_domain_has_it():
 
 def test_an_interrupted_comparison_goes_on_and_a_finished_one_is_not_trained_again(tmp_path):
     configs = [tiny("qr-dqn"), tiny("dqn")]
-    stopping, whole = Watcher(stop_at=200), Watcher()
+    stopping, whole = Callback(stop_at=200), Callback()
     directories = [prepare(config, tmp_path / config.preset) for config in configs]
     with pytest.raises(Stopped):
         complete(configs[0], directories[0], stopping)
     assert not directories[0].done
-    for config in plan(Asked(("qr-dqn", "dqn")), tmp_path):
+    for config in plan(ComparisonRequest(("qr-dqn", "dqn")), tmp_path):
         complete(config, prepare(config, tmp_path / config.preset), whole)
     assert whole.began == [("qr-dqn", 200), ("dqn", 0)]
     before = {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")}
-    again = Watcher()
+    again = Callback()
     for config in configs:
         complete(config, prepare(config, tmp_path / config.preset), again)
     assert not again.began

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from qemrl.config.serialize import replace_at
 from qemrl.estimators import QEM, ConstantVariance, TailVariance
+from qemrl.experiments.builtin_grids import builtin_grids, summary
 from qemrl.experiments.grid import Grid, read_grid
-from qemrl.experiments.ready_made import ready_made, summary
-from qemrl.serialization import replace_at
 from qemrl.training.config import configure
 
 PLAIN = Grid(["qr-dqn", "qem-dqn"], ["jax/catch", "minatar/breakout"], 2, 1000)
@@ -40,7 +40,7 @@ def test_the_id_depends_on_everything_that_matters_and_on_nothing_else():
     run = PLAIN.runs()[0]
     assert len(run.id) == 12
     assert replace(run, arm="another").id == run.id
-    agent = replace_at(run.config.agent, "optimiser.learning_rate", 0.5)
+    agent = replace_at(run.config.agent, "optimizer.learning_rate", 0.5)
     others = [replace(run.config, seed=5), replace(run.config, steps=999), replace(run.config, agent=agent)]
     assert len({run.id, *(replace(run, config=other).id for other in others)}) == 4
 
@@ -57,8 +57,8 @@ def test_folders_are_named_after_their_runs():
 
 
 def test_overrides_go_to_the_run_and_to_the_agent_and_dashes_will_do():
-    found = config(["dqn"], {"log-every": 500, "evaluate_every": 500, "optimiser": {"learning-rate": 1}}, "dqn")
-    assert (found.log_every, found.evaluate_every, found.agent.optimiser.learning_rate) == (500, 500, 1.0)
+    found = config(["dqn"], {"log-every": 500, "evaluate_every": 500, "optimizer": {"learning-rate": 1}}, "dqn")
+    assert (found.log_every, found.evaluate_every, found.agent.optimizer.learning_rate) == (500, 500, 1.0)
 
 
 def test_what_is_more_special_comes_later():
@@ -115,7 +115,7 @@ def test_an_atari_protocol_is_chosen_by_name():
     ("overrides", "message"),
     [
         ({"batch_sise": 3}, "has no setting 'batch_sise'; did you mean 'batch_size'"),
-        ({"optimiser": {"rate": 3}}, "AdamConfig has no setting 'rate'"),
+        ({"optimizer": {"rate": 3}}, "AdamConfig has no setting 'rate'"),
         ({"batch_size": "many"}, "agent.batch_size: expects int, got 'many'"),
         ({"batch_size": 0}, "batch_size"),
         ({"estimator": "qam"}, "there is no estimator called 'qam'; did you mean 'qem'"),
@@ -187,16 +187,16 @@ def test_a_file_is_read_and_its_mistakes_are_named(tmp_path):
         file.write_text("\n".join([text, *further] if "\n" not in text else [text]))
         with pytest.raises(ValueError, match=message):
             read_grid(file)
-    with pytest.raises(ValueError, match="no ready-made grid of that name; did you mean 'minatar'"):
+    with pytest.raises(ValueError, match="no built-in grid of that name; did you mean 'minatar'"):
         read_grid("minitar")
 
 
-@pytest.mark.parametrize("name", ready_made())
+@pytest.mark.parametrize("name", builtin_grids())
 def test_ready_made_grids_can_be_run(name):
     made = read_grid(name)
     runs = made.runs()
     assert len(runs) == len(made.presets) * len(made.envs) * len(made.seed_list)
-    assert len(summary(ready_made()[name])) > 20
+    assert len(summary(builtin_grids()[name])) > 20
 
 
 def test_a_grid_survives_json():

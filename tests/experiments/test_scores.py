@@ -16,14 +16,14 @@ from qemrl.experiments.scores import (
     Scores,
     aggregate,
     interquartile_mean,
-    normalised,
+    normalized,
     paired_difference,
     probability_of_improvement,
     profile,
     references,
     steps_to,
 )
-from qemrl.statistics import Interval
+from qemrl.experiments.statistics import Interval
 
 # Few different values, so that ties between runs are common.
 RUNS = st.lists(st.integers(-20, 20), min_size=2, max_size=6).map(lambda found: np.array(found, np.float64))
@@ -167,7 +167,7 @@ def everything(found: Scores, seed: int) -> list[np.ndarray]:
     return [np.array(one) for one in (*single, *pairs, profile(found, np.linspace(-2, 6, 50), seed, 100))]
 
 
-def test_the_seed_is_honoured_bit_for_bit():
+def test_the_seed_is_honored_bit_for_bit():
     once, again, other = (everything(arm(1), seed) for seed in (11, 11, 12))
     for one, same, different in zip(once, again, other, strict=True):
         np.testing.assert_array_equal(one, same)
@@ -289,9 +289,9 @@ def test_the_order_of_thresholds_does_not_matter():
 # Scales
 
 
-def test_normalised_scores_are_zero_and_one_at_the_references():
+def test_normalized_scores_are_zero_and_one_at_the_references():
     by_arm = {"x": {"b": np.array([1.0, 3.0, 2.0]), "a": np.array([-10.0])}, "y": {"a": np.array([0.0, 10.0])}}
-    scaled = normalised(by_arm, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
+    scaled = normalized(by_arm, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
     assert {name: list(found) for name, found in scaled.items()} == {"x": ["b", "a"], "y": ["a"]}
     np.testing.assert_allclose(scaled["x"]["b"], [0, 1, 0.5])
     np.testing.assert_allclose(scaled["x"]["a"], [0])
@@ -408,12 +408,12 @@ def test_thresholds_must_be_finite(thresholds):
 @pytest.mark.parametrize("ends", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_references_must_be_a_low_and_a_higher_score(ends):
     with pytest.raises(ValueError, match=r"the references of a are .*give a low score and a higher one"):
-        normalised({"x": {"a": np.arange(2.0)}}, {"a": ends})
+        normalized({"x": {"a": np.arange(2.0)}}, {"a": ends})
 
 
 def test_a_task_without_references_is_refused():
     with pytest.raises(ValueError, match="x has scores on b, c, which"):
-        normalised({"x": {"a": np.zeros(1), "c": np.zeros(1), "b": np.zeros(1)}}, {"a": (0.0, 1.0)})
+        normalized({"x": {"a": np.zeros(1), "c": np.zeros(1), "b": np.zeros(1)}}, {"a": (0.0, 1.0)})
 
 
 def test_references_need_finite_curves_with_common_steps():

@@ -12,7 +12,7 @@ from qemrl import api
 from qemrl.estimators import QEM, TailVariance, crossing_rate, r_squared
 from qemrl.experiments import show
 from qemrl.experiments.episodes import CannotDrawError, Moment, play_episode
-from qemrl.experiments.show import Episode, Glance, _collect, draw, watch, write
+from qemrl.experiments.show import Episode, StepPrediction, _collect, draw, watch, write
 
 SMALL = {"network.widths": (16,), "replay.capacity": 400, "learning_starts": 64, "batch_size": 16}
 
@@ -57,32 +57,34 @@ def test_an_episode_is_what_the_agent_meets_and_does(trained):
 
 
 def test_glances_have_the_numbers_of_the_distributions(trained, episode):
-    assert [glance.step for glance in episode.glances] == sorted({glance.step for glance in episode.glances})
-    assert (episode.glances[0].step, episode.glances[-1].step) == (0, len(episode.q) - 1)
-    assert len(episode.glances) == 5
+    assert [prediction.step for prediction in episode.predictions] == sorted(
+        {prediction.step for prediction in episode.predictions}
+    )
+    assert (episode.predictions[0].step, episode.predictions[-1].step) == (0, len(episode.q) - 1)
+    assert len(episode.predictions) == 5
     qem = QEM(order=4, variance=TailVariance(1.5))
     moments = list(play_episode(trained, 5, render=False))
-    for glance in episode.glances:
-        moment = moments[glance.step]
+    for prediction in episode.predictions:
+        moment = moments[prediction.step]
         dist = trained.predict_distribution(moment.observation)
         values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
-        np.testing.assert_array_equal(glance.values, values)
-        np.testing.assert_allclose(glance.q_mean, values.mean(-1))
-        np.testing.assert_allclose(glance.q_qem, qem.mean(values, levels))
-        np.testing.assert_allclose(glance.q_qem, moment.q, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(glance.r_squared, r_squared(qem, values, levels))
-        np.testing.assert_allclose(glance.crossing_rate, crossing_rate(values))
-        assert glance.chosen == moment.action
+        np.testing.assert_array_equal(prediction.values, values)
+        np.testing.assert_allclose(prediction.q_mean, values.mean(-1))
+        np.testing.assert_allclose(prediction.q_qem, qem.mean(values, levels))
+        np.testing.assert_allclose(prediction.q_qem, moment.q, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(prediction.r_squared, r_squared(qem, values, levels))
+        np.testing.assert_allclose(prediction.crossing_rate, crossing_rate(values))
+        assert prediction.chosen == moment.action
 
 
 def test_the_figure_has_a_frame_and_a_panel_for_each_moment_and_two_strips(episode):
     figure = draw(episode)
     assert len(figure.axes) == 5 + 5 + 2
     titles = [axis.get_title() for axis in figure.axes]
-    for number, glance in enumerate(episode.glances, 1):
-        assert f"{number}: step {glance.step}" in titles
-        assert glance.r_squared is not None
-        assert any(f"R² {glance.r_squared[glance.chosen]:.3f}" in title for title in titles)
+    for number, prediction in enumerate(episode.predictions, 1):
+        assert f"{number}: step {prediction.step}" in titles
+        assert prediction.r_squared is not None
+        assert any(f"R² {prediction.r_squared[prediction.chosen]:.3f}" in title for title in titles)
     strip, ribbon = figure.axes[-2:]
     for action in range(2):
         np.testing.assert_array_equal(np.asarray(strip.lines[action].get_ydata()), episode.q[:, action])
@@ -100,7 +102,7 @@ def test_what_is_drawn_is_written_down(episode, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 5 * 2 * 51
     first = [row for row in rows if row["step"] == "0" and row["action"] == "1"]
-    np.testing.assert_array_equal([float(row["value"]) for row in first], episode.glances[0].values[1])
+    np.testing.assert_array_equal([float(row["value"]) for row in first], episode.predictions[0].values[1])
     assert float(first[0]["prob"]) == pytest.approx(1 / 51)
 
 
@@ -116,18 +118,18 @@ def test_what_is_drawn_is_written_down(episode, tmp_path):
 )
 def test_every_preset_can_be_watched_on_both_kinds_of_environment(preset, env, kind, tmp_path):
     agent = api.load(api.make(preset, env=env, overrides=SMALL).save(tmp_path / "run"))
-    episode = watch(agent, seed=1, glances=3)
+    episode = watch(agent, seed=1, predictions=3)
     assert episode.kind == kind
     assert f"{preset} on {env}, seed 0: an episode of {len(episode.q)} steps" in episode.title
-    for glance in episode.glances:
-        assert glance.frame is not None
-        assert np.isfinite(glance.q_mean).all()
-        assert (glance.q_qem is not None) == (kind == "quantiles")
-        assert (glance.probs is not None) == (kind == "categorical")
+    for prediction in episode.predictions:
+        assert prediction.frame is not None
+        assert np.isfinite(prediction.q_mean).all()
+        assert (prediction.q_qem is not None) == (kind == "quantiles")
+        assert (prediction.probs is not None) == (kind == "categorical")
         # What the agent itself takes Q to be is one of the two.
-        own = glance.q_qem if preset == "iqem-dqn" else glance.q_mean
+        own = prediction.q_qem if preset == "iqem-dqn" else prediction.q_mean
         assert own is not None
-        np.testing.assert_allclose(own, episode.q[glance.step], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(own, episode.q[prediction.step], rtol=1e-3, atol=1e-4)
     panels = 3 * (1 if kind == "scalar" else 2) + 2
     assert len(draw(episode).axes) == panels
     names = {path.name for path in write(episode, tmp_path / "out")}
@@ -141,7 +143,7 @@ def test_an_environment_without_pictures_is_shown_without_frames(trained, monkey
     monkeypatch.setattr(CartPoleEnv, "render", render)
     with pytest.raises(CannotDrawError, match="CartPole-v1 gives no pictures: pygame is not installed"):
         next(play_episode(trained, 0, render=True))
-    episode = watch(trained, seed=0, glances=2)
+    episode = watch(trained, seed=0, predictions=2)
     assert "gives no pictures" in episode.note
     figure = draw(episode)
     assert len(figure.axes) == 2 + 2
@@ -164,19 +166,21 @@ def test_a_long_episode_keeps_a_few_moments_equally_far_apart_and_the_last():
         assert len(kept) >= min(count, 4)
 
 
-def test_of_many_actions_the_most_chosen_have_colours(episode):
+def test_of_many_actions_the_most_chosen_have_colors(episode):
     count = 18
     actions = np.array([17] * 5 + [3] * 4 + [9] * 3 + [0, 1, 2, 4])
     q = np.zeros((len(actions), count))
     values = np.tile(np.linspace(0, 1, 4), (count, 1))
     levels = np.array([0.125, 0.375, 0.625, 0.875])
     zeros = np.zeros(count)
-    glance = Glance(0, 17, None, levels, values, None, zeros, zeros, values, zeros, zeros)
-    many = Episode("many", "quantiles", tuple(map(str, range(count))), q, actions, np.ones(len(actions)), [glance], "")
-    colours = show._colours(many)
-    named = {action for action, colour in colours.items() if colour in show.PALETTE}
+    prediction = StepPrediction(0, 17, None, levels, values, None, zeros, zeros, values, zeros, zeros)
+    many = Episode(
+        "many", "quantiles", tuple(map(str, range(count))), q, actions, np.ones(len(actions)), [prediction], ""
+    )
+    colors = show._colors(many)
+    named = {action for action, color in colors.items() if color in show.PALETTE}
     assert named == {17, 3, 9, 0, 1, 2}
-    assert len({colours[action] for action in named}) == 6
+    assert len({colors[action] for action in named}) == 6
     labels = [text.get_text() for text in draw(many).legends[0].get_texts()]
     assert "other actions" in labels
     assert "other actions" not in [text.get_text() for text in draw(episode).legends[0].get_texts()]
@@ -185,5 +189,5 @@ def test_of_many_actions_the_most_chosen_have_colours(episode):
 def test_bad_requests_are_refused(trained):
     with pytest.raises(ValueError, match=r"must lie in \[0, 2³²\), got -1"):
         next(play_episode(trained, -1, render=False))
-    with pytest.raises(ValueError, match="at least one glance, got 0"):
+    with pytest.raises(ValueError, match="at least one prediction, got 0"):
         watch(trained, 0, 0)

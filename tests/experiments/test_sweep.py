@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from qemrl.cli import main
-from qemrl.cli_sweep import standings_table
-from qemrl.console import print_table
+from qemrl.cli.app import main
+from qemrl.cli.console import print_table
+from qemrl.cli.sweep import status_table
 from qemrl.experiments.engines import Ended, LocalEngine, Needs
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.ray_engine import LOOPBACK
-from qemrl.experiments.sweep import Standing, State, Sweep
+from qemrl.experiments.sweep import RunStatus, State, Sweep
 from qemrl.experiments.worker import FAILED
 from qemrl.training import checkpoint
 
@@ -148,7 +148,7 @@ def test_a_finished_sweep_is_left_alone(untouched, tmp_path, capsys):
 def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_path, capsys):
     del untouched
     file = tmp_path / "grid.toml"
-    rate = '[overrides."dqn+wild"]\noptimiser.learning_rate = 1e38\n'
+    rate = '[overrides."dqn+wild"]\noptimizer.learning_rate = 1e38\n'
     file.write_text(
         GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn+wild", "dqn"')
         .replace('"probe/1", "probe/2"', '"probe/2"')
@@ -162,7 +162,7 @@ def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_pat
     said = capsys.readouterr()
     assert "1 finished" in said.out
     assert "1 failed" in said.out
-    assert "NotFiniteError: seed 0 met a number that is not finite" in said.err
+    assert "NonFiniteTrainingError: seed 0 met a number that is not finite" in said.err
     assert "1 of 2 runs failed; try them again with: qemrl sweep" in said.err
     (failed,) = out.glob(f"runs/*/{FAILED}")
     assert "Traceback" in json.loads(failed.read_text())["traceback"]
@@ -171,14 +171,14 @@ def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_pat
 def test_a_folder_that_is_in_the_way_is_a_failure_of_that_run_only(untouched, tmp_path):
     del untouched
     sweep = Sweep(Grid(["dqn"], ["probe/1"], 2, 40, SMALL), tmp_path)
-    first, second = sweep.standings
+    first, second = sweep.statuses
     first.mkdir(parents=True)
     (first / "something").touch()
-    standings = sweep.drive(LocalEngine(1), dict.fromkeys(sweep.standings, Needs(0)), lambda _: None, lambda: False)
-    assert [standing.state for standing in standings] == [State.FAILED, State.FINISHED]
-    assert "is not empty and holds no run" in (standings[0].cause or "")
-    assert standings[1].step == 40
-    assert standings[1].score is not None
+    statuses = sweep.drive(LocalEngine(1), dict.fromkeys(sweep.statuses, Needs(0)), lambda _: None, lambda: False)
+    assert [status.state for status in statuses] == [State.FAILED, State.FINISHED]
+    assert "is not empty and holds no run" in (statuses[0].cause or "")
+    assert statuses[1].step == 40
+    assert statuses[1].score is not None
     assert second.exists()
 
 
@@ -218,26 +218,26 @@ def test_runs_are_handed_over_in_order_and_only_where_there_is_room(tmp_path):
     sweep = Sweep(Grid(["dqn", "qr-dqn"], ["probe/1"], 3, 40, SMALL), tmp_path)
     engine = Pretended()
     seen: list[int] = []
-    standings = sweep.drive(
+    statuses = sweep.drive(
         engine,
-        dict.fromkeys(sweep.standings, Needs(1)),
-        lambda standings: seen.append(sum(each.state is State.FINISHED for each in standings)),
+        dict.fromkeys(sweep.statuses, Needs(1)),
+        lambda statuses: seen.append(sum(each.state is State.FINISHED for each in statuses)),
         lambda: False,
     )
-    assert engine.order == list(sweep.standings)
+    assert engine.order == list(sweep.statuses)
     assert engine.most == 2
-    assert seen[-1] == len(standings) == 6
+    assert seen[-1] == len(statuses) == 6
     assert json.loads((tmp_path / "grid.json").read_text())["presets"] == ["dqn", "qr-dqn"]
 
 
 def test_asked_to_stop_it_starts_nothing_more(tmp_path):
     sweep = Sweep(Grid(["dqn"], ["probe/1"], 5, 40, SMALL), tmp_path)
     engine = Pretended()
-    standings = sweep.drive(
-        engine, dict.fromkeys(sweep.standings, Needs(1)), lambda _: None, lambda: len(engine.order) >= 2
+    statuses = sweep.drive(
+        engine, dict.fromkeys(sweep.statuses, Needs(1)), lambda _: None, lambda: len(engine.order) >= 2
     )
     assert engine.stopped
-    states = [standing.state for standing in standings]
+    states = [status.state for status in statuses]
     assert states.count(State.WAITING) == 3
 
 
@@ -259,8 +259,8 @@ def test_the_local_engine_keeps_to_its_cores_and_to_memory(tmp_path):
 def test_the_table_of_runs_fits_a_terminal_and_is_whole_elsewhere(capsys):
     env = "minatar/space_invaders"
     runs = Grid(("iqn+stratified", "qr-dqn"), (env,), seeds=1, steps=10_000_000).runs()
-    standings = [Standing(run, Path("x"), State.FINISHED, 10_000_000, 12_345.6, -1234.5) for run in runs]
-    shown = standings_table(standings, 1)
+    statuses = [RunStatus(run, Path("x"), State.FINISHED, 10_000_000, 12_345.6, -1234.5) for run in runs]
+    shown = status_table(statuses, 1)
     terminal = io.StringIO()
     Console(width=80, file=terminal).print(shown)
     assert f"iqn+stratified {env}    0 finished 100%  12,346 -1,234.5" in terminal.getvalue()
@@ -284,7 +284,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(grid, untouched, tmp_path):
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate()
     assert process.returncode == 130
-    assert "stopped, and saved; go on with: qemrl sweep" in errors
+    assert "stopped, and saved; resume: qemrl sweep" in errors
     assert "stopped" in said
     begun = [run for run in (tmp_path / "runs").iterdir() if (run / "metrics.jsonl").exists()]
     for run in begun:

@@ -5,20 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.exploration import EpsilonGreedy, Situation, allowed, greedy
+from qemrl.exploration import ActionContext, EpsilonGreedy, allowed, greedy
 from qemrl.types import EnvSpec, ReturnDist
 
 SPEC = EnvSpec("none", (1,), "float32", 4)
 
 
-def situation(q, mask=None, step: int = 0) -> Situation:
+def context(q, mask=None, step: int = 0) -> ActionContext:
     q = jnp.asarray(q, jnp.float32)
     dist = ReturnDist(q[..., None], np.array([0.5]))
     mask = None if mask is None else jnp.asarray(mask)
-    return Situation(None, dist, q, mask, jnp.zeros(q.shape[0], bool), jnp.int32(step))
+    return ActionContext(None, dist, q, mask, jnp.zeros(q.shape[0], bool), jnp.int32(step))
 
 
-def choose(exploration: EpsilonGreedy, now: Situation, seed: int = 0, evaluating: bool = False) -> np.ndarray:
+def choose(exploration: EpsilonGreedy, now: ActionContext, seed: int = 0, evaluating: bool = False) -> np.ndarray:
     actions, state = exploration.choose(exploration.start(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating)
     assert state == ()
     assert actions.dtype == jnp.int32
@@ -37,13 +37,13 @@ def test_random_actions_are_uniform_and_as_frequent_as_epsilon_says():
     """Halfway from 1 to 0.2, ε is 0.6: the best of four actions has probability 0.4 + 0.6/4, each other 0.15."""
     exploration = EpsilonGreedy(1.0, 0.2, over_steps=100)
     q = np.broadcast_to(np.array([0.0, 3.0, 1.0, 2.0]), (20_000, 1, 4))
-    shares = np.bincount(choose(exploration, situation(q, step=50)), minlength=4) / 20_000
+    shares = np.bincount(choose(exploration, context(q, step=50)), minlength=4) / 20_000
     np.testing.assert_allclose(shares, [0.15, 0.55, 0.15, 0.15], atol=4 * np.sqrt(0.25 / 20_000))
 
 
 def test_among_random_actions_all_allowed_ones_are_equally_frequent_and_no_other_occurs():
     mask = np.tile([[True, False, True, True], [False, True, False, False]], (10_000, 1))
-    actions = choose(EpsilonGreedy(1.0, 1.0), situation(np.zeros((20_000, 1, 4)), mask))
+    actions = choose(EpsilonGreedy(1.0, 1.0), context(np.zeros((20_000, 1, 4)), mask))
     shares = np.bincount(actions[::2], minlength=4) / 10_000
     np.testing.assert_allclose(shares, [1 / 3, 0, 1 / 3, 1 / 3], atol=4 * np.sqrt(0.25 / 10_000))
     assert shares[1] == 0
@@ -54,7 +54,7 @@ def test_among_random_actions_all_allowed_ones_are_equally_frequent_and_no_other
 def test_a_forbidden_action_is_never_chosen_however_good(epsilon):
     q = np.tile([[[1.0, 1000.0, 2.0]]], (2000, 1, 1))
     mask = np.tile([[True, False, True]], (2000, 1))
-    actions = choose(EpsilonGreedy(epsilon, epsilon), situation(q, mask))
+    actions = choose(EpsilonGreedy(epsilon, epsilon), context(q, mask))
     assert 1 not in actions
     assert (actions == 2).mean() >= (1 if epsilon == 0 else 0.7)
 
@@ -62,12 +62,12 @@ def test_a_forbidden_action_is_never_chosen_however_good(epsilon):
 def test_the_first_of_equal_actions_is_greedy_and_masks_come_before_ties():
     q = [[[1.0, 2.0, 2.0]], [[0.0, 0.0, 0.0]], [[5.0, 5.0, 5.0]]]
     mask = [[True, True, True], [True, True, True], [False, True, True]]
-    assert greedy(situation(q, mask)).tolist() == [1, 0, 1]
-    assert greedy(situation(q)).tolist() == [1, 0, 0]
+    assert greedy(context(q, mask)).tolist() == [1, 0, 1]
+    assert greedy(context(q)).tolist() == [1, 0, 0]
 
 
 def test_greedy_averages_over_the_members_of_an_ensemble():
-    assert greedy(situation([[[0.0, 3.0, 2.0], [1.0, -3.0, 2.0]]])).tolist() == [2]
+    assert greedy(context([[[0.0, 3.0, 2.0], [1.0, -3.0, 2.0]]])).tolist() == [2]
 
 
 def test_all_forbidden_values_are_minus_infinity_and_others_are_untouched():
@@ -79,12 +79,12 @@ def test_all_forbidden_values_are_minus_infinity_and_others_are_untouched():
 def test_evaluation_has_an_epsilon_of_its_own():
     q = np.broadcast_to(np.array([0.0, 1.0]), (4000, 1, 2))
     exploration = EpsilonGreedy(1.0, 1.0, evaluation=0.0)
-    assert (choose(exploration, situation(q), evaluating=True) == 1).all()
-    assert 0.4 < (choose(exploration, situation(q)) == 1).mean() < 0.6
+    assert (choose(exploration, context(q), evaluating=True) == 1).all()
+    assert 0.4 < (choose(exploration, context(q)) == 1).mean() < 0.6
 
 
 def test_each_key_draws_anew_and_repeats_itself():
-    now = situation(np.zeros((200, 1, 5)))
+    now = context(np.zeros((200, 1, 5)))
     first, again, other = (choose(EpsilonGreedy(1.0, 1.0), now, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (first != other).mean() > 0.5

@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_compilation() -> Iterator[None]:
-    """Programs run once here: XLA need not make them quick."""
+    """Programs run once here: XLA need not make them fast."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -41,8 +41,8 @@ def dense(layer, inputs):
 
 def layer_norm(norm, inputs):
     mean, variance = inputs.mean(axis=-1, keepdims=True), inputs.var(axis=-1, keepdims=True)
-    centred = (inputs - mean) / np.sqrt(variance + 1e-5)
-    return centred * np.asarray(norm.scale, np.float64) + np.asarray(norm.bias, np.float64)
+    centered = (inputs - mean) / np.sqrt(variance + 1e-5)
+    return centered * np.asarray(norm.scale, np.float64) + np.asarray(norm.bias, np.float64)
 
 
 def relu(inputs):

@@ -111,7 +111,7 @@ def test_a_noisy_layer_without_a_key_has_its_mean_weights():
     np.testing.assert_allclose(layer(inputs, None), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_one_draw_of_noise_serves_the_batch_and_is_factorised():
+def test_one_draw_of_noise_serves_the_batch_and_is_factorized():
     """From unit inputs the noise on the weights can be read: ε_w = f(ε_out) f(ε_in)ᵀ of rank one, ε_b = f(ε_out)."""
     layer = NoisyLinear(4, 3, jax.random.key(0))
     inputs = jnp.concatenate([jnp.zeros((1, 4)), jnp.eye(4), jnp.ones((2, 4))])
@@ -235,7 +235,7 @@ def test_observations_are_brought_to_one_by_their_bounds():
     np.testing.assert_array_equal(unbounded(observations), observations)
 
 
-def test_the_widths_of_the_dense_torso_are_honoured():
+def test_the_widths_of_the_dense_torso_are_honored():
     torso = make_torso("mlp", (7, 5), VECTOR, jax.random.key(0))
     assert num_features(torso, VECTOR) == 5
     assert count_parameters(torso) == 4 * 7 + 8 * 5

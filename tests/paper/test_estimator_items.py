@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import qemrl
-from qemrl.paper import correlated_noise, iqn_variance, model_selection, table_4, variance_ratio
-from qemrl.paper.item import Claim, Result, judge
+from qemrl.paper.claims import Claim, Result, judge
+from qemrl.paper.items import correlated_noise, iqn_variance, model_selection, table_4, variance_ratio
 
 MODULES = (model_selection, table_4, variance_ratio, correlated_noise, iqn_variance)
 
@@ -75,8 +75,8 @@ def test_the_collinear_model_has_rank_four_and_the_fit_of_model_3():
 
 
 def test_a_normal_law_is_explained_fully_and_noise_takes_its_share():
-    exact = cell(model_selection, {"law": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.0})
-    noisy = cell(model_selection, {"law": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.5})
+    exact = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.0})
+    noisy = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.5})
     assert exact["r_squared"] == pytest.approx(1.0, abs=1e-12)
     assert noisy["r_squared"] == pytest.approx(1 / 1.25, abs=0.02)  # Var(Z) / (Var(Z) + 0.25)
 
@@ -137,7 +137,7 @@ def test_verdicts_on_less_variance_do_not_depend_on_the_size_of_the_run():
 
 def test_the_papers_v_gains_little_even_if_it_is_right():
     # N = 200, V = 1.5: 0.8% at order 4, 2.7% at order 2. N = 32, V = 1.2: a loss of 0.4% at order 4.
-    wanted = {"noise": "independent", "law": "Gumbel", "source": "exact"}
+    wanted = {"noise": "independent", "distribution": "Gumbel", "source": "exact"}
     gains = {
         (setting, order): cell(
             correlated_noise, wanted | {"setting": setting, "estimator": f"order {order}, paper's V"}
@@ -158,9 +158,9 @@ def test_the_papers_v_gains_little_even_if_it_is_right():
     ],
 )
 def test_learned_quantiles_have_the_covariance_of_the_formula(learn, noise):
-    law, levels = qemrl.LAWS["exponential"], qemrl.midpoints(8)
-    values = learn(np.random.default_rng(0), law, levels, 3_000)
-    expected = noise.covariance(law, levels)
+    distribution, levels = qemrl.DISTRIBUTIONS["exponential"], qemrl.midpoints(8)
+    values = learn(np.random.default_rng(0), distribution, levels, 3_000)
+    expected = noise.covariance(distribution, levels)
     spread = np.sqrt(np.diag(expected))
     scale = spread * spread[:, None]
     np.testing.assert_allclose(np.cov(values.T) / scale, expected / scale, rtol=0, atol=0.1)
@@ -169,22 +169,26 @@ def test_learned_quantiles_have_the_covariance_of_the_formula(learn, noise):
 def test_errors_from_random_levels_are_those_of_sampling_error():
     for sampler, draw in (("uniform", qemrl.uniform_levels), ("cumulative", qemrl.cumulative_levels)):
         ours = iqn_variance.sampling_errors(np.random.default_rng(1), "gumbel", 16, sampler, 4, 50)
-        law = qemrl.LAWS["gumbel"]
-        known = qemrl.sampling_error(qemrl.QEM(3), law, draw, 16, np.random.default_rng(1), trials=200)
+        distribution = qemrl.DISTRIBUTIONS["gumbel"]
+        known = qemrl.sampling_error(qemrl.QEM(3), distribution, draw, 16, np.random.default_rng(1), trials=200)
         population = known.bias**2 + known.variance * 199 / 200
-        assert ours["QEM 3"].mean() == pytest.approx(population / law.std**2)
+        assert ours["QEM 3"].mean() == pytest.approx(population / distribution.std**2)
 
 
 def test_the_plain_mean_of_uniform_levels_has_the_error_that_theory_gives():
     for count in iqn_variance.COUNTS:
-        row = cell(iqn_variance, {"law": "Normal", "levels": count, "sampler": "uniform", "estimator": "mean"})
+        row = cell(iqn_variance, {"distribution": "Normal", "levels": count, "sampler": "uniform", "estimator": "mean"})
         assert row["mse_over_variance"] == pytest.approx(1 / count, rel=0.3)
 
 
 def test_qem_undoes_the_draw_on_the_exponential_law_and_harms_the_mixture_at_8_levels():
-    exponential = cell(iqn_variance, {"law": "Exponential", "levels": 32, "sampler": "uniform", "estimator": "QEM 4"})
+    exponential = cell(
+        iqn_variance, {"distribution": "Exponential", "levels": 32, "sampler": "uniform", "estimator": "QEM 4"}
+    )
     assert exponential["mse_over_variance"] == pytest.approx(1e-5, abs=5e-6)
-    midpoints = cell(iqn_variance, {"law": "Exponential", "levels": 32, "sampler": "midpoints", "estimator": "mean"})
+    midpoints = cell(
+        iqn_variance, {"distribution": "Exponential", "levels": 32, "sampler": "midpoints", "estimator": "mean"}
+    )
     assert midpoints["mse_over_variance"] == pytest.approx(0.0108**2, rel=0.02)
     assert claims_of(iqn_variance)["safe-with-8-levels"].measured.value > 1
 

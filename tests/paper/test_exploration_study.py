@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Novelty, Optimism, QEMSpread
-from qemrl.paper.exploration_study import (
+from qemrl.exploration import BonusExploration, CountBonus, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus
+from qemrl.paper.items.exploration_study import (
     ARMS,
     TASKS,
     agent,
@@ -71,14 +71,14 @@ def test_arms_differ_in_how_they_explore_and_qem_in_its_estimator_too():
         assert config.exploration.evaluation == 0
     kinds = [getattr(config.exploration, "bonus", None) for config in arms.values()]
     assert isinstance(arms["ε-greedy"].exploration, EpsilonGreedy)
-    assert [type(kind) for kind in kinds[1:]] == [LeftTruncatedSpread, QEMSpread, Novelty, Novelty]
+    assert [type(kind) for kind in kinds[1:]] == [LeftTruncatedStdBonus, QEMStdBonus, CountBonus, CountBonus]
     count, reward = arms["count"].exploration, arms["count in the reward"].exploration
-    assert isinstance(count, Optimism)
-    assert isinstance(reward, Optimism)
+    assert isinstance(count, BonusExploration)
+    assert isinstance(reward, BonusExploration)
     assert float(count.schedule(jnp.int32(0))) == 1
     assert float(reward.schedule(jnp.int32(0))) == 0
-    assert kinds[3] == Novelty()
-    assert kinds[4] == Novelty(reward=0.05)
+    assert kinds[3] == CountBonus()
+    assert kinds[4] == CountBonus(reward=0.05)
 
 
 def test_every_task_has_an_environment_and_a_hundred_looks():

@@ -1,12 +1,12 @@
-"""What every item of the catalogue owes: plain rows, honest progress, claims that can be read, and no surprises."""
+"""What every item of the catalog owes: plain rows, honest progress, claims that can be read, and no surprises."""
 
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from qemrl.paper.catalogue import ITEMS
-from qemrl.paper.item import Item, Result, Verdict
+from qemrl.paper.catalog import ITEMS
+from qemrl.paper.claims import Item, Result, Verdict
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.name)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from qemrl.experiments.statistics import Interval
 from qemrl.paper import reproduce
-from qemrl.paper.catalogue import BY_NAME, ITEMS
-from qemrl.paper.item import Claim, Item, Result, judge
-from qemrl.statistics import Interval
+from qemrl.paper.catalog import BY_NAME, ITEMS
+from qemrl.paper.claims import Claim, Item, Result, judge
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_a_claim_has_one_threshold():
         judge(Interval.exact(1.0), above=0.0, below=2.0)
 
 
-def test_every_item_of_the_catalogue_is_there_under_its_name():
+def test_every_item_of_the_catalog_is_there_under_its_name():
     assert len(BY_NAME) == len(ITEMS) == 14
     for item in ITEMS:
         assert item.summary

@@ -11,23 +11,23 @@ from scipy.special import ndtri
 
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.envs.compiled import CompiledEnv, Outcome, make_compiled
-from qemrl.envs.probes import REWARD_STD
+from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
+from qemrl.envs.jax.probes import REWARD_STD
 from qemrl.estimators import midpoints
-from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread
-from qemrl.paper import return_variance_study
-from qemrl.paper.return_variance import LEAST, Study, bias, error, rank_correlation
-from qemrl.paper.return_variance_study import (
+from qemrl.exploration import EpsilonGreedy, LeftTruncatedStdBonus
+from qemrl.paper.items import return_variance_study
+from qemrl.paper.items.return_variance import LEAST, Study, bias, error, rank_correlation
+from qemrl.paper.items.return_variance_study import (
     NEGLIGIBLE,
     QUANTITIES,
     Places,
     Player,
     Table,
     agent_run,
-    collect,
     greedy_quantiles,
     learned_quantiles,
     log_std_error,
+    read_runs,
     return_variances,
     sample_greedy_returns,
     spreads,
@@ -63,10 +63,10 @@ def test_qem_finds_the_coefficients_of_its_own_curve():
     assert found["QEM c₁"] == pytest.approx(2)
 
 
-@pytest.mark.parametrize("law", [ndtri, lambda t: t, lambda t: np.sign(t - 0.5) * (t - 0.5) ** 2])
-def test_four_times_dltv_is_the_variance_of_symmetric_quantiles(law):
+@pytest.mark.parametrize("distribution", [ndtri, lambda t: t, lambda t: np.sign(t - 0.5) * (t - 0.5) ** 2])
+def test_four_times_dltv_is_the_variance_of_symmetric_quantiles(distribution):
     """Exactly where the median is one of the quantiles, else up to the step from it to the next."""
-    odd, even = (spreads(law(midpoints(count))) for count in (51, 2000))
+    odd, even = (spreads(distribution(midpoints(count))) for count in (51, 2000))
     assert odd["DLTV ×4"] == pytest.approx(odd["plain"])
     assert even["DLTV ×4"] == pytest.approx(even["plain"], rel=2e-3)
     assert odd["DLTV"] ** 2 == pytest.approx(odd["plain"] ** 2 / 4)
@@ -81,7 +81,7 @@ def test_four_times_dltv_is_not_the_variance_of_skewed_quantiles():
 @pytest.mark.parametrize("count", [5, 8, 51])
 def test_dltv_is_the_bonus_of_the_agents(count):
     values = np.random.default_rng(0).normal(size=(7, count))
-    bonus = LeftTruncatedSpread()(ReturnDist(jnp.asarray(values[:, None, None], jnp.float32), midpoints(count)))
+    bonus = LeftTruncatedStdBonus()(ReturnDist(jnp.asarray(values[:, None, None], jnp.float32), midpoints(count)))
     np.testing.assert_allclose(spreads(values)["DLTV"], np.asarray(bonus)[:, 0], rtol=1e-5)
 
 
@@ -102,7 +102,7 @@ def test_exact_variances_are_those_of_the_distribution():
 
 def test_the_chain_has_the_variance_of_its_reward():
     process = chain(4, 0.9)
-    std = process.reward_laws[0].law.std
+    std = process.reward_distributions[0].distribution.std
     np.testing.assert_allclose(
         np.sqrt(return_variances(process, np.zeros(4, np.int64))), std * 0.9 ** np.array([3, 2, 1, 0])
     )
@@ -179,14 +179,14 @@ def test_rollouts_of_the_probe_with_a_random_reward():
 def test_states_that_look_different_are_collected():
     """All four games are at 1 after a step, at 2 after two, and so on: there are three states, or more than four."""
     table = Table(player_of(coin(0.0), 0.99), 4, 1)
-    few, number = collect(table, jax.random.key(0), 3, np.random.default_rng(0))
+    few, number = read_runs(table, jax.random.key(0), 3, np.random.default_rng(0))
     assert number == 3
     assert set(few.states.tolist()) == {1, 2, 3}
     assert few.states[3] == few.states[0]
-    many, number = collect(table, jax.random.key(0), 50, np.random.default_rng(0))
+    many, number = read_runs(table, jax.random.key(0), 50, np.random.default_rng(0))
     assert number == len(set(many.states.tolist())) == 4
     np.testing.assert_allclose(many.observations[:, 0] * 100, many.states, rtol=1e-6)
-    assert not np.array_equal(many.states, collect(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states)
+    assert not np.array_equal(many.states, read_runs(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states)
 
 
 class Pretence(CompiledRun):
@@ -236,7 +236,7 @@ def test_measures_by_hand():
 
 
 def test_the_error_of_a_sampled_standard_deviation():
-    """Of a normal law 1 / √(2n), by its kurtosis of 3."""
+    """Of a normal distribution 1 / √(2n), by its kurtosis of 3."""
     returns = np.random.default_rng(0).normal(size=(500, 400))
     errors = log_std_error(returns)
     assert errors.mean() == pytest.approx(1 / np.sqrt(800), rel=0.02)

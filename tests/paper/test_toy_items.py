@@ -9,8 +9,8 @@ import pytest
 from scipy import optimize
 
 import qemrl
-from qemrl.paper import chain_item, toy_exponential, toy_uniform
-from qemrl.paper.item import Claim, Result, judge
+from qemrl.paper.claims import Claim, Result, judge
+from qemrl.paper.items import chain_item, toy_exponential, toy_uniform
 from qemrl.tabular import policy_values, sample_returns
 
 MODULES = (toy_uniform, toy_exponential, chain_item)
@@ -73,7 +73,7 @@ def test_quantiles_of_the_two_uniforms_invert_their_distribution_function():
             assert found == pytest.approx(optimize.brentq(excess, 0, 0.9 * (1 + 1 / count)), abs=1e-9)
 
 
-def test_true_quantiles_at_midpoints_are_the_middles_of_the_minimisers():
+def test_true_quantiles_at_midpoints_are_the_middles_of_the_minimizers():
     for count in (4, 8):
         index, half = np.arange(1, count + 1), 0.9 / (2 * count)
         truth = toy_uniform.true_quantiles(qemrl.midpoints(count), count, 0.9)
@@ -85,7 +85,7 @@ def test_true_quantiles_at_midpoints_are_the_middles_of_the_minimisers():
         assert truth.mean() == pytest.approx(policy_values(toy_uniform.process(count), np.zeros(3, dtype=int))[0, 0])
 
 
-def test_every_minimiser_of_the_first_level_has_the_same_loss():
+def test_every_minimizer_of_the_first_level_has_the_same_loss():
     count = 8
     targets = 0.9 * np.concatenate([qemrl.midpoints(count), qemrl.midpoints(count) + 1 / count])
 
@@ -160,10 +160,10 @@ def test_intervals_of_a_ratio_of_means_and_of_a_correlation_cover_the_truth_as_o
     for _ in range(400):
         ratio = chain_item.ratio_of_means(rng.exponential(2.0, 300), rng.exponential(1.0, 300))
         values = rng.normal(size=(300, 1)) + rng.normal(size=(300, 3))
-        correlation = chain_item.neighbour_correlation(values)
+        correlation = chain_item.neighbor_correlation(values)
         hits += [ratio.low < 2 < ratio.high, correlation.low < 0.5 < correlation.high]
     assert ((hits / 400 > 0.92) & (hits / 400 < 0.98)).all()
 
 
-def test_errors_at_neighbouring_levels_are_not_independent():
+def test_errors_at_neighboring_levels_are_not_independent():
     assert claims_of(chain_item)["independent-errors"].verdict == "fails"

@@ -1,41 +1,51 @@
-"""The bank of laws, simulated noise, exact errors and live ratios, against formulas and by hand."""
+"""The bank of distributions, simulated noise, exact errors and live ratios, against formulas and by hand."""
 
 import numpy as np
 import pytest
 
-from qemrl.estimators import LAWS, QEM, IndependentNoise, SampleQuantileNoise, SGDNoise, estimation_error, midpoints
-from qemrl.paper.bank import bank, piecewise_law, standardised, with_atoms
-from qemrl.paper.frozen_lake_study import find_truth
+from qemrl.estimators import (
+    DISTRIBUTIONS,
+    QEM,
+    IndependentNoise,
+    SampleQuantileNoise,
+    SGDNoise,
+    estimation_error,
+    midpoints,
+)
+from qemrl.paper.items.bank import bank, piecewise_distribution, standardized, with_atoms
+from qemrl.paper.items.frozen_lake_study import find_truth
+from qemrl.paper.items.simulated_noise import GRID, on_grid, regressed, sampled
+from qemrl.paper.items.v_exact import CONDITIONS, exact_arms, exact_errors
+from qemrl.paper.items.v_live import live_arms, live_errors
+from qemrl.paper.items.v_study import live_ratio, summary
 from qemrl.paper.recorded import AGENTS, LEVELS, recorded
-from qemrl.paper.simulated_noise import GRID, on_grid, regressed, sampled
-from qemrl.paper.v_exact import CONDITIONS, exact_arms, exact_errors
-from qemrl.paper.v_live import live_arms, live_errors
-from qemrl.paper.v_study import live_ratio, summary
 
 
 def test_laws_of_the_bank_have_the_moments_that_they_say():
     fine = midpoints(200_000)
-    for name, law in bank().items():
-        values = law.quantile(fine)
+    for name, distribution in bank().items():
+        values = distribution.quantile(fine)
         assert (np.diff(values) >= 0).all(), name
-        assert abs(values.mean() - law.mean) < 2e-3, name
+        assert abs(values.mean() - distribution.mean) < 2e-3, name
         assert abs(values.std() - 1) < 0.05, name  # the tails of t3 are beyond the last level
-        assert (law.sparsity(fine) > 0).all(), name
-    assert with_atoms() < {law.name for law in bank().values()}
+        assert (distribution.sparsity(fine) > 0).all(), name
+    assert with_atoms() < {distribution.name for distribution in bank().values()}
 
 
 def test_the_lake_of_the_bank_is_the_lake():
     returns = find_truth().returns
-    law = bank()["frozen-lake"]
-    assert law.mean == pytest.approx(returns.mean / np.sqrt(returns.variance), rel=0.01)
+    distribution = bank()["frozen-lake"]
+    assert distribution.mean == pytest.approx(returns.mean / np.sqrt(returns.variance), rel=0.01)
 
 
 def test_a_piecewise_law_by_hand():
-    law = piecewise_law("three", np.array([2.0, 0.0, 2.0]))
-    scale = law.quantile(np.array([0.9]))[0] / 2
-    np.testing.assert_allclose(law.quantile(np.array([0.0, 1 / 6, 1 / 3, 0.5, 1.0])) / scale, [0, 0, 1, 2, 2])
-    np.testing.assert_allclose(law.sparsity(np.array([1 / 3])), 6 * scale)
-    np.testing.assert_allclose(law.mean / scale, 1 / 3 + 1, rtol=1e-4)  # a third rises, a half and a sixth are flat
+    distribution = piecewise_distribution("three", np.array([2.0, 0.0, 2.0]))
+    scale = distribution.quantile(np.array([0.9]))[0] / 2
+    np.testing.assert_allclose(distribution.quantile(np.array([0.0, 1 / 6, 1 / 3, 0.5, 1.0])) / scale, [0, 0, 1, 2, 2])
+    np.testing.assert_allclose(distribution.sparsity(np.array([1 / 3])), 6 * scale)
+    np.testing.assert_allclose(
+        distribution.mean / scale, 1 / 3 + 1, rtol=1e-4
+    )  # a third rises, a half and a sixth are flat
 
 
 def test_recorded_returns_are_those_of_the_agents_that_are_named():
@@ -56,25 +66,25 @@ def test_weights_on_a_grid_give_the_same_sums():
 
 @pytest.mark.parametrize("kind", ["sample quantiles", "SGD"])
 def test_simulated_noise_is_that_of_the_formulas_where_these_hold(kind: str):
-    law = standardised("Normal", LAWS["normal"])
+    distribution = standardized("Normal", DISTRIBUTIONS["normal"])
     if kind == "SGD":
-        found, truth = regressed(law, 0.02, 3_000, 2_000, 0), SGDNoise(0.02).covariance(law, GRID)
+        found, truth = regressed(distribution, 0.02, 3_000, 2_000, 0), SGDNoise(0.02).covariance(distribution, GRID)
     else:
-        found, truth = sampled(law, 1_000, 3_000, 0), SampleQuantileNoise(1_000).covariance(law, GRID)
+        found, truth = sampled(distribution, 1_000, 3_000, 0), SampleQuantileNoise(1_000).covariance(distribution, GRID)
     inner = slice(4, -4)
     assert np.linalg.norm((found.covariance - truth)[inner, inner]) < 0.1 * np.linalg.norm(truth[inner, inner])
-    np.testing.assert_allclose(found.mean[inner], law.quantile(GRID)[inner], atol=0.02)
+    np.testing.assert_allclose(found.mean[inner], distribution.quantile(GRID)[inner], atol=0.02)
 
 
 def test_exact_errors_are_those_of_the_formulas():
-    laws = {name: bank()[name] for name in ("exponential", "frozen-lake")}
-    errors = exact_errors(laws, "smoke", np.random.default_rng(0), lambda _: None)
+    distributions = {name: bank()[name] for name in ("exponential", "frozen-lake")}
+    errors = exact_errors(distributions, "smoke", np.random.default_rng(0), lambda _: None)
     levels = CONDITIONS[-1]
     again = np.random.default_rng(0)
     drawn = [condition.draw(again, 40) for condition in CONDITIONS][-1]
     for arm, noise, model in (("H4 I", "SGD", SGDNoise(0.1)), ("auto", "independent", IndependentNoise())):
         estimator = exact_arms()[arm].estimator
-        expected = estimation_error(estimator, laws["exponential"], drawn, model)
+        expected = estimation_error(estimator, distributions["exponential"], drawn, model)
         found = errors[str(levels), noise, "exponential", arm]
         assert found.bias == pytest.approx(np.mean(expected.bias))
         assert found.mse.mean() == pytest.approx(np.mean(expected.mse))
@@ -88,12 +98,12 @@ def test_the_auto_arm_is_auto():
 
 
 def test_live_errors_have_the_variance_of_the_formula():
-    law = bank()["normal"]
-    errors = live_errors(law, "small", 3, lambda _: None)
+    distribution = bank()["normal"]
+    errors = live_errors(distribution, "small", 3, lambda _: None)
     assert errors.keys() == live_arms().keys()
     levels = midpoints(32)
     weights = np.full(32, 1 / 32)
-    expected = weights @ SGDNoise(0.05).covariance(law, levels) @ weights
+    expected = weights @ SGDNoise(0.05).covariance(distribution, levels) @ weights
     assert errors["mean"].var() == pytest.approx(expected, rel=0.25)
 
 

@@ -9,8 +9,8 @@ import pytest
 from qemrl.agents.value import ValueConfig
 from qemrl.estimators import QEM, EmpiricalMean, TailVariance
 from qemrl.exploration import EpsilonGreedy
-from qemrl.paper import v_tuning
-from qemrl.paper.v_tuning_study import (
+from qemrl.paper.items import v_tuning
+from qemrl.paper.items.v_tuning_study import (
     ARMS,
     PLAIN,
     TASKS,

@@ -45,10 +45,12 @@ def test_both_replays_draw_the_actions_that_were_taken(make_steps, shape, priori
         (one, indices), (another, others) = host.sample(bits), sample(state, jnp.asarray(bits), jnp.int32(row + 1))
         np.testing.assert_array_equal(indices, others)
         newest = [row - (row - index // 2) % 10 for index in indices.tolist()]
-        taken = np.stack([steps[at].action[index % 2] for at, index in zip(newest, indices.tolist(), strict=True)])
+        expected_actions = np.stack(
+            [steps[at].action[index % 2] for at, index in zip(newest, indices.tolist(), strict=True)]
+        )
         for batch in (one, another):
             assert (batch.action.shape, batch.action.dtype) == ((8, *shape), np.float32)
-            np.testing.assert_array_equal(batch.action, taken)
+            np.testing.assert_array_equal(batch.action, expected_actions)
             assert batch.next_mask is None
         np.testing.assert_array_equal(one.next_observation, another.next_observation)
         np.testing.assert_array_equal(one.discount, another.discount)
@@ -86,9 +88,9 @@ def test_the_host_replay_goes_on_from_its_state(make_steps, stacked):
         jax.tree.map(np.testing.assert_array_equal, replay.sample(bits), again.sample(bits))
         replay.add(step)
         again.add(step)
-    numbered = HostReplay(spec._replace(box=None, num_actions=4), 2, config, 0.9)
+    discrete = HostReplay(spec._replace(box=None, num_actions=4), 2, config, 0.9)
     with pytest.raises(ValueError, match=r"action is float32.*does not fit into int32"):
-        numbered.restore(replay.state())
+        discrete.restore(replay.state())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

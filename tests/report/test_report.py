@@ -18,10 +18,10 @@ from matplotlib.colors import to_hex
 from written_runs import HOSTILE, write_run
 
 from qemrl import api
-from qemrl.cli_report import report
-from qemrl.console import UsageError
-from qemrl.experiments.collected import collect
+from qemrl.cli.console import UsageError
+from qemrl.cli.report import report
 from qemrl.experiments.episodes import play_episode
+from qemrl.experiments.runs import read_runs
 from qemrl.report import charts, figures
 from qemrl.report.content import ABSENT, Content, Setting, differing_settings, flattened, gather, nearest_before
 from qemrl.report.distributions import EPISODE_SEED, Action, Predicted, first_seeds, predict
@@ -61,7 +61,7 @@ def three(folder: Path) -> Path:
 
 
 def test_final_scores_and_paired_differences_have_students_intervals(tmp_path):
-    found = results(collect(three(tmp_path)).cells(), seed=0)
+    found = results(read_runs(three(tmp_path)).cells(), seed=0)
     reach = T_OF_THREE * 1 / math.sqrt(3)
     assert found.final["qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach, 3))
     # The differences of pairs are 2, 1 and 3.
@@ -83,7 +83,7 @@ def test_the_nearest_algorithm_is_the_first_of_those_with_the_fewest_other_setti
 
 
 def test_gains_are_the_differences_of_the_pairs_that_were_compared(tmp_path):
-    found = results(collect(three(tmp_path)).cells(), seed=0)
+    found = results(read_runs(three(tmp_path)).cells(), seed=0)
     assert found.aggregates is not None
     pairs = {"iqn": "qr-dqn", "dqn": "qr-dqn"}
     assert found.gains(pairs, "probe/1") == {"iqn": found.differences["iqn", "qr-dqn", "probe/1"]}
@@ -96,7 +96,7 @@ def test_of_many_tasks_only_what_holds_over_all_is_drawn(tmp_path):
     for env in tasks:
         for arm in ("qr-dqn", "qem-dqn"):
             write_run(tmp_path / arm / env, arm, env, 0, [0, 1, 2, 3])
-    assert list(figures.gains_of(content_of(tmp_path))) == ["all tasks\nnormalised score"]
+    assert list(figures.gains_of(content_of(tmp_path))) == ["all tasks\nnormalized score"]
     shutil.rmtree(tmp_path / "qem-dqn" / "jax" / "catch")
     shutil.rmtree(tmp_path / "qr-dqn" / "jax" / "catch")
     assert len(figures.gains_of(content_of(tmp_path))) == 7
@@ -110,7 +110,7 @@ def test_the_words_about_a_difference_follow_its_interval():
 
 
 def test_aggregates_are_of_scores_between_the_lowest_and_the_best_mean(tmp_path):
-    found = results(collect(three(tmp_path)).cells(), seed=0)
+    found = results(read_runs(three(tmp_path)).cells(), seed=0)
     assert found.aggregates is not None
     assert found.aggregates.references == {"probe/1": (0.0, 4.0)}
     mean, iqm = found.aggregates.statistics["mean"], found.aggregates.statistics["IQM"]
@@ -126,7 +126,7 @@ def test_aggregates_are_of_scores_between_the_lowest_and_the_best_mean(tmp_path)
 
 
 def test_the_probability_of_improvement_counts_pairs_and_is_seen_from_both_sides(tmp_path):
-    found = results(collect(three(tmp_path)).cells(), seed=0).improvement
+    found = results(read_runs(three(tmp_path)).cells(), seed=0).improvement
     # Of nine pairs of (3, 3, 6) and (1, 2, 3), seven are won and two are ties.
     better, worse = found["iqn", "qr-dqn"], found["qr-dqn", "iqn"]
     assert better.value == pytest.approx(8 / 9)
@@ -137,7 +137,7 @@ def test_the_probability_of_improvement_counts_pairs_and_is_seen_from_both_sides
 def test_one_seed_gives_values_without_intervals(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
     write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2, 3, 4])
-    found = results(collect(tmp_path).cells(), seed=0)
+    found = results(read_runs(tmp_path).cells(), seed=0)
     assert found.final["iqn", "probe/1"] == (4.0, None, None, 1)
     assert found.differences["iqn", "qr-dqn", "probe/1"] == (2.0, None, None, 1)
     assert found.improvement["iqn", "qr-dqn"] == (1.0, None, None, 2)
@@ -150,7 +150,7 @@ def test_one_seed_gives_values_without_intervals(tmp_path):
 
 
 def test_goals_lie_between_the_lowest_and_the_best_mean_and_may_never_be_reached(tmp_path):
-    found = results(collect(three(tmp_path)).cells(), seed=0)
+    found = results(read_runs(three(tmp_path)).cells(), seed=0)
     half, most = found.reached["qr-dqn", "probe/1"]
     assert (half.score, half.median, half.runs, half.of) == (2.0, 2000.0, 2, 3)
     assert (most.score, most.median, most.runs) == (3.6, math.inf, 0)
@@ -161,7 +161,7 @@ def test_scores_at_different_steps_are_not_compared(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
     write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2])
     write_run(tmp_path / "c", "iqn", "probe/2", 0, [1, 2, 3, 4])
-    found = results(collect(tmp_path).cells(), seed=0)
+    found = results(read_runs(tmp_path).cells(), seed=0)
     assert not found.differences
     assert not found.improvement
     assert found.aggregates is None
@@ -175,7 +175,7 @@ def test_the_seed_of_the_bootstrap_moves_intervals_and_no_values(tmp_path):
     for arm, ends in zip(("qr-dqn", "iqn"), draws.tolist(), strict=True):
         for seed, end in enumerate(ends):
             write_run(tmp_path / f"{arm}-{seed}", arm, "probe/1", seed, [0, end], length=2)
-    cells = collect(tmp_path).cells()
+    cells = read_runs(tmp_path).cells()
     one, same, other = (results(cells, seed).improvement["iqn", "qr-dqn"] for seed in (0, 0, 1))
     assert one == same
     assert one.value == other.value
@@ -214,7 +214,7 @@ def test_a_setting_that_depends_on_the_task_says_on_which_and_is_compared_there(
     write_run(tmp_path / "b", "qr-dqn", "minatar/breakout", 0, [1], length=1)
     write_run(tmp_path / "c", "qr-dqn+long", "minatar/breakout", 0, [1], length=2)
     write_run(tmp_path / "d", "iqn", "probe/1", 0, [1])
-    found = {setting.name: setting.values for setting in differing_settings(collect(tmp_path))}
+    found = {setting.name: setting.values for setting in differing_settings(read_runs(tmp_path))}
     assert found["steps"] == {"qr-dqn": "1000 (minatar/breakout); 4000 (probe/1)", "qr-dqn+long": "2000", "iqn": "4000"}
     assert "evaluate_every" not in found  # MinAtar has another one than probes, but for all algorithms
 
@@ -384,7 +384,7 @@ def test_algorithms_look_the_same_on_the_page_and_in_figures(content):
     looks = Drawing(content).looks
     legend = {line.get_label(): line for line in figures.draw(content)["curves"].legends[0].get_lines()}
     names = figures.drawable(looks)
-    assert {names[arm]: look.colour for arm, look in looks.items()} == {
+    assert {names[arm]: look.color for arm, look in looks.items()} == {
         name: to_hex(line.get_color()) for name, line in legend.items()
     }
     assert {names[arm] for arm, look in looks.items() if look.dash} == {
@@ -444,7 +444,7 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_a_saved_agent_shows_what_it_predicts_and_what_it_got(saved):
-    ((run, seed),) = first_seeds(collect(saved).cells().values())
+    ((run, seed),) = first_seeds(read_runs(saved).cells().values())
     assert seed == 3
     found = predict(run, seed)
     assert (found.arm, found.env, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 0, "quantiles")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from qemrl.serialization import to_json
+from qemrl.config.serialize import to_json
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
 

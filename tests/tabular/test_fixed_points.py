@@ -139,8 +139,8 @@ def test_the_first_quantile_of_uniform_rewards_is_any_number_between_two_bounds(
 
 def test_quantile_td_with_small_steps_comes_to_the_fixed_point():
     # Two states with continuous returns, where the quantile is unique
-    law = normal_mixture_reward((0.7, 0.3), (-2.0, 3.0), (1.0, 1.0))
-    mdp = make_mdp([[[(1.0, 1, 1.0, False)]], [[(0.5, 0, law, False), (0.5, 1, law, True)]]], 0.8)
+    distribution = normal_mixture_reward((0.7, 0.3), (-2.0, 3.0), (1.0, 1.0))
+    mdp = make_mdp([[[(1.0, 1, 1.0, False)]], [[(0.5, 0, distribution, False), (0.5, 1, distribution, True)]]], 0.8)
     fixed = quantile_fixed_point(mdp, one_outcome(mdp), 8)
     learning = Learning(Quantiles(8), 40_000, Steps((0.5, 0.1, 0.02), (10_000, 20_000)), record_every=40_000)
     table = learn(mdp, learning, range(16), one_outcome(mdp)).table[:, :, 0]

@@ -103,7 +103,7 @@ def test_expectiles_move_by_their_gradient_and_the_middle_by_the_td_error(seed):
     rng = np.random.default_rng(seed)
     levels = expectile_levels(5)
     row, following = np.sort(rng.normal(size=(2, 5)))
-    following = np.linspace(-1, 1, 5) * rng.uniform(0.5, 2) + following[2]  # expectiles of a symmetric law
+    following = np.linspace(-1, 1, 5) * rng.uniform(0.5, 2) + following[2]  # expectiles of a symmetric distribution
     reward, discount = rng.normal(), rng.choice([0.0, 0.9])
     direction = update(Expectiles(5), row, reward, discount, following)
     atoms, probs = impute(following, levels)
@@ -229,7 +229,7 @@ def test_a_run_is_that_of_a_plain_loop(lake, policy, representation, direction, 
 
 
 @pytest.mark.parametrize("representation", ALL, ids=name)
-def test_a_seed_decides_a_run_and_its_neighbours_do_not(lake, representation):
+def test_a_seed_decides_a_run_and_its_neighbors_do_not(lake, representation):
     learning = Learning(representation, 200, record_every=100)
     both, again, others = (learn(lake, learning, chosen) for chosen in ([3, 4], [3, 4], [4, 9]))
     for first, second in zip(both, again, strict=True):
@@ -340,7 +340,7 @@ def test_progress_is_told_after_each_record(lake):
 def test_other_estimators_lengths_and_processes_of_the_same_shape_compile_nothing_new(lake):
     learning = Learning(Quantiles(3), 30, record_every=10)
     learn(lake, learning, range(2))
-    programs: list[Any] = list(_programs(_shared(learning), lake.reward_laws))
+    programs: list[Any] = list(_programs(_shared(learning), lake.reward_distributions))
     kept = _programs.cache_info().misses
     assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))

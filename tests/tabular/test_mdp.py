@@ -1,4 +1,4 @@
-"""Processes: what may be written down, and what the ready-made ones are."""
+"""Processes: what may be written down, and what the built-in ones are."""
 
 import gymnasium
 import jax
@@ -69,17 +69,20 @@ def test_a_distribution_of_the_first_state_that_is_none_is_refused(initial):
 
 
 def test_outcomes_become_padded_arrays_and_equal_laws_are_kept_once():
-    law = exponential(3.0)
+    distribution = exponential(3.0)
     mdp = make_mdp(
-        [[[(0.25, 1, 2.0, False), (0.75, 0, law, True)]], [[Outcome(1.0, 1, law, True)]]], 0.5, [0.25, 0.75], "two"
+        [[[(0.25, 1, 2.0, False), (0.75, 0, distribution, True)]], [[Outcome(1.0, 1, distribution, True)]]],
+        0.5,
+        [0.25, 0.75],
+        "two",
     )
     assert (mdp.num_states, mdp.num_actions, mdp.start, mdp.name) == (2, 1, 1, "two")
     np.testing.assert_array_equal(mdp.probs, [[[0.25, 0.75]], [[1.0, 0.0]]])
     np.testing.assert_array_equal(mdp.next_states, [[[1, 0]], [[1, 0]]])
-    np.testing.assert_array_equal(mdp.laws, [[[-1, 0]], [[0, -1]]])
+    np.testing.assert_array_equal(mdp.distributions, [[[-1, 0]], [[0, -1]]])
     np.testing.assert_array_equal(mdp.mean_rewards, [[[2.0, 3.0]], [[3.0, 0.0]]])
     assert mdp.has_continuous_rewards
-    assert mdp.reward_laws == (law,)
+    assert mdp.reward_distributions == (distribution,)
     assert mdp.with_discount(0.75).discount == 0.75
     assert mdp.discount == 0.5
 
@@ -157,7 +160,7 @@ def test_a_chain_of_one_state_is_refused():
 def test_uniform_rewards_have_the_means_of_their_intervals():
     mdp = toy_uniform(5, discount=0.8)
     np.testing.assert_allclose(policy_values(mdp, only_action(mdp))[:, 0], [0.8 * (0.5 + 0.7) / 2, 0.5, 0.7])
-    assert [law.law.name for law in mdp.reward_laws] == ["U(0, 1)", "U(0.2, 1.2)"]
+    assert [distribution.distribution.name for distribution in mdp.reward_distributions] == ["U(0, 1)", "U(0.2, 1.2)"]
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.99, 0.5])
@@ -186,11 +189,15 @@ def test_laws_without_spread_are_refused(make, message):
 
 
 @pytest.mark.parametrize(
-    "law", [uniform(-1.0, 3.0), exponential(0.7), normal_mixture_reward((0.7, 0.3), (-2.0, 3.0), (1.0, 0.5))]
+    "distribution", [uniform(-1.0, 3.0), exponential(0.7), normal_mixture_reward((0.7, 0.3), (-2.0, 3.0), (1.0, 0.5))]
 )
-def test_draws_of_a_law_follow_its_quantiles(law):
-    draws = np.sort(np.asarray(jax.vmap(law.draw)(jax.random.split(jax.random.key(0), 20_000)), dtype=np.float64))
+def test_draws_of_a_law_follow_its_quantiles(distribution):
+    draws = np.sort(
+        np.asarray(jax.vmap(distribution.draw)(jax.random.split(jax.random.key(0), 20_000)), dtype=np.float64)
+    )
     levels = np.linspace(0.05, 0.95, 19)
-    reached = np.searchsorted(draws, law.law.quantile(levels)) / len(draws)
+    reached = np.searchsorted(draws, distribution.distribution.quantile(levels)) / len(draws)
     np.testing.assert_allclose(reached, levels, atol=4 * 0.5 / np.sqrt(len(draws)))
-    np.testing.assert_allclose(draws.mean(), law.law.mean, atol=4 * law.law.std / np.sqrt(len(draws)))
+    np.testing.assert_allclose(
+        draws.mean(), distribution.distribution.mean, atol=4 * distribution.distribution.std / np.sqrt(len(draws))
+    )

@@ -5,7 +5,7 @@ import pytest
 
 from qemrl.tabular import (
     Categories,
-    Distribution,
+    DiscreteDistribution,
     Expectiles,
     History,
     Learning,
@@ -45,11 +45,11 @@ def test_the_parts_add_up_to_the_error_and_are_missing_where_nothing_was_seen(co
     assert seen.any()
     assert not seen.all()
     truth = solution.q if control else policy_values(lake, solution.policy)
-    whole = parts.target + parts.sampling + parts.parametrisation
+    whole = parts.target + parts.sampling + parts.parametrization
     np.testing.assert_allclose(whole[seen], (history.q - truth)[seen], atol=1e-6)
     for part in (parts.target, parts.sampling):
         np.testing.assert_array_equal(np.isnan(part), ~seen)
-    assert np.isfinite(parts.parametrisation).all()
+    assert np.isfinite(parts.parametrization).all()
 
 
 @pytest.mark.parametrize("control", [True, False])
@@ -67,11 +67,11 @@ def test_nothing_is_due_to_sampling_when_outcomes_are_seen_as_often_as_they_shou
     assert np.abs(decompose(mdp, uneven, policy).sampling).max() > 1e-3
 
 
-def test_the_true_values_have_neither_target_nor_parametrisation_error():
+def test_the_true_values_have_neither_target_nor_parametrization_error():
     mdp = random_mdp(4, 2, 3, np.random.default_rng(1))
     counts = np.ones((1, 1, *mdp.probs.shape), dtype=int)
     parts = decompose(mdp, history_of(solve(mdp).q[None, None], counts))
-    np.testing.assert_allclose(parts.parametrisation, 0, atol=1e-9)
+    np.testing.assert_allclose(parts.parametrization, 0, atol=1e-9)
     np.testing.assert_allclose(parts.target, -parts.sampling, atol=1e-9)
 
 
@@ -89,7 +89,7 @@ def test_rewards_from_laws_count_with_their_means():
     parts = decompose(mdp, history_of(q, np.ones((1, 1, 3, 1, 2), dtype=int)), np.zeros(3, dtype=np.int64))
     # at x2 the one true outcome, of mean 1, was seen once, and what pads the table, of mean 0, once
     np.testing.assert_allclose(parts.target[0, 0, :, 0], [0, -0.25, -0.5])
-    np.testing.assert_allclose(parts.parametrisation[0, 0, :, 0], [-0.75, 0, 0])
+    np.testing.assert_allclose(parts.parametrization[0, 0, :, 0], [-0.75, 0, 0])
 
 
 def test_errors_at_the_start_are_those_of_the_best_action():
@@ -99,7 +99,7 @@ def test_errors_at_the_start_are_those_of_the_best_action():
     np.testing.assert_allclose(start_error(mdp, history_of(q, counts), 2.5), [[-0.5, 1.5]])
     # the best action is the second in the first record, the first in the second one
     rows = np.array([[[[7.0, 7.0], [1.0, 3.0]], [[4.0, 4.0], [7.0, 7.0]]]])
-    truth = Distribution.of(np.array([1.0, 2.0]))
+    truth = DiscreteDistribution.of(np.array([1.0, 2.0]))
     found = start_distances(mdp, history_of(q, counts, rows), Quantiles(2), truth)
     np.testing.assert_allclose(found, [[0.5, 2.5]])
     # probabilities 1/4 and 3/4 on 1 and 2, of which a negative one counts as zero

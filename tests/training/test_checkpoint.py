@@ -353,7 +353,7 @@ class State(NamedTuple):
 
 @eqx.filter_jit
 def learned(seed: jax.Array) -> tuple[Any, ...]:
-    """A network, the state of its optimiser after an update, and keys of all kinds; compiled, which is quicker."""
+    """A network, the state of its optimizer after an update, and keys of all kinds; compiled, which is faster."""
     key = jax.random.key(seed)
     network = eqx.nn.MLP(3, 2, 4, 2, key=key)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import qemrl
-from qemrl.provenance import commit_of
+from qemrl.training.provenance import file_commit
 from qemrl.training.run_directory import RunDirectory, RunExistsError, RunLockedError, RunWriteError, write_atomic
 
 CONFIG = {"type": "Run", "steps": 10, "estimator": {"type": "QEM", "order": 4}, "sizes": (1, 2)}
@@ -50,17 +50,17 @@ def test_the_commit_is_that_of_the_package_and_of_nothing_around_it(tmp_path):
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
 
     kept, installed = tmp_path / "kept.py", tmp_path / "installed.py"
-    assert commit_of(kept) is None
+    assert file_commit(kept) is None
     git("init")
     kept.touch()
     installed.touch()
     git("add", "kept.py")
     git("commit", "-m", "first")
-    assert commit_of(kept) == git("rev-parse", "HEAD")
-    assert commit_of(installed) is None
-    assert commit_of(tmp_path / "missing" / "file.py") is None
+    assert file_commit(kept) == git("rev-parse", "HEAD")
+    assert file_commit(installed) is None
+    assert file_commit(tmp_path / "missing" / "file.py") is None
     kept.write_text("changed")
-    assert commit_of(kept) == git("rev-parse", "HEAD") + " with changes"
+    assert file_commit(kept) == git("rev-parse", "HEAD") + " with changes"
 
 
 def test_the_same_configuration_opens_the_run_again(run):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qemrl.cli import main
+from qemrl.cli.app import main
 from qemrl.replay import HostReplay
 from qemrl.replay.config import ReplayConfig
 from qemrl.training import checkpoint
@@ -103,7 +103,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_if_nothing_had_happene
         process = start(cache, *command)
         said = stop_after(process, stormy, lines + chance.randrange(3), number, chance.uniform(0, 0.1))
         if number != signal.SIGKILL:
-            assert f"go on with: qemrl resume {stormy}" in said
+            assert f"resume: qemrl resume {stormy}" in said
         command = ("resume", str(stormy))
     damage_newest(stormy)
     last = start(cache, *command)
@@ -145,8 +145,8 @@ def test_a_reward_that_is_not_finite_stops_the_run_with_its_step_and_state(tmp_p
     (tmp_path / "spoilt_env.py").write_text(SPOILT)
     monkeypatch.syspath_prepend(tmp_path)
     run = tmp_path / "run"
-    rhythm = ("--log-every", "20", "--evaluate-every", "200", "--checkpoint-every", "40", "--steps", "200")
-    said = fails(capsys, "dqn", "--env", "spoilt_env:Spoilt-v0", "--network.widths", "4", *rhythm, "--out", str(run))
+    intervals = ("--log-every", "20", "--evaluate-every", "200", "--checkpoint-every", "40", "--steps", "200")
+    said = fails(capsys, "dqn", "--env", "spoilt_env:Spoilt-v0", "--network.widths", "4", *intervals, "--out", str(run))
     assert "step 49: the reward of environment 0 (spoilt_env:Spoilt-v0) is nan" in said
     assert checkpoint.load_latest(run / "failed") is not None
     kept = checkpoint.load_latest(run / "checkpoints")
@@ -158,11 +158,11 @@ def test_a_reward_that_is_not_finite_stops_the_run_with_its_step_and_state(tmp_p
 @pytest.mark.parametrize("env", ["CartPole-v1", "jax/cartpole"])
 def test_a_loss_that_is_not_finite_stops_the_run_in_both_loops(tmp_path, capsys, env):
     run = tmp_path / "run"
-    rhythm = ("--log-every", "100", "--evaluate-every", "400", "--checkpoint-every", "100", "--steps", "400")
-    learning = ("--learning-starts", "104", "--optimiser.learning-rate", "1e30", "--evaluation-episodes", "1")
-    said = fails(capsys, "dqn", "--env", env, "--network.widths", "4", *rhythm, *learning, "--out", str(run))
+    intervals = ("--log-every", "100", "--evaluate-every", "400", "--checkpoint-every", "100", "--steps", "400")
+    learning = ("--learning-starts", "104", "--optimizer.learning-rate", "1e30", "--evaluation-episodes", "1")
+    said = fails(capsys, "dqn", "--env", env, "--network.widths", "4", *intervals, *learning, "--out", str(run))
     assert "seed 0 met a number that is not finite at step 1" in said
-    assert "--optimiser.learning-rate" in said
+    assert "--optimizer.learning-rate" in said
     assert checkpoint.load_latest(run / "failed") is not None
     kept = checkpoint.load_latest(run / "checkpoints")
     assert kept is not None
@@ -171,12 +171,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_in_both_loops(tmp_path, capsys,
 
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint_whole(tmp_path, capsys):
     run = tmp_path / "run"
-    rhythm = ("--log-every", "400", "--evaluate-every", "4000", "--checkpoint-every", "400", "--steps", "4000")
+    intervals = ("--log-every", "400", "--evaluate-every", "4000", "--checkpoint-every", "400", "--steps", "4000")
     settings = ("--network.widths", "4", "--learning-starts", "100000")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, before[1]))  # of 16 bytes for each observation
     try:
-        said = fails(capsys, "dqn", "--env", "CartPole-v1", *settings, *rhythm, "--out", str(run))
+        said = fails(capsys, "dqn", "--env", "CartPole-v1", *settings, *intervals, "--out", str(run))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "the checkpoint of step 1200 could not be written" in said

@@ -10,20 +10,20 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.agents.algorithm import NEVER, AgentState, Algorithm, Update, View
-from qemrl.agents.averaging import mixed
-from qemrl.agents.beliefs import Beliefs, at_step, evidence_of, look, needs_of
-from qemrl.agents.beliefs import begin as begin_beliefs
-from qemrl.agents.estimates import estimate, numbers_of
+from qemrl.agents.agent import NEVER, AgentState, Algorithm, Update, View
+from qemrl.agents.estimates import distribution_metrics, estimate
 from qemrl.agents.names import VALUE_AGENTS
-from qemrl.agents.optimiser import begin, descend
+from qemrl.agents.optimizer import apply_gradient, begin
+from qemrl.agents.policies import AutomaticTemperature, FixedTemperature, TanhGaussian
+from qemrl.agents.target_networks import polyak_update
+from qemrl.agents.variance_state import VarianceState, at_step, evidence_of, look, needs_of
+from qemrl.agents.variance_state import begin as init_variance_state
 from qemrl.distributional.bellman import backup
+from qemrl.distributional.representations import Purpose
 from qemrl.estimators import Statistic
 from qemrl.networks.actor_critic import CriticTorso, PolicyNetwork
 from qemrl.networks.layers import Key
 from qemrl.networks.streams import ActionStreams, StreamConfig
-from qemrl.policies import AutomaticTemperature, FixedTemperature, TanhGaussian
-from qemrl.representations import Purpose
 from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 CANDIDATES = 64
@@ -45,7 +45,7 @@ class ActorCritic(eqx.Module):
     log_temperature: Float[Array, ""] | None
     """None where the temperature is fixed."""
 
-    beliefs: Beliefs | None = None
+    variance_state: VarianceState | None = None
     """What V is estimated from, where it is."""
 
 
@@ -54,9 +54,9 @@ class Learning(NamedTuple):
 
     target_critics: tuple[Critic, ...]
     target_policy: PolicyNetwork | None
-    critic_optimiser: optax.OptState
-    policy_optimiser: optax.OptState
-    temperature_optimiser: optax.OptState
+    critic_optimizer: optax.OptState
+    policy_optimizer: optax.OptState
+    temperature_optimizer: optax.OptState
 
 
 def to_box(box: ActionBox, action: Float[Array, "batch components"]) -> Float[Array, "batch ..."]:
@@ -81,8 +81,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         )
     box, representation, estimator, policy = spec.box, config.representation, config.estimator, config.policy
     network, ensemble, components, needs = config.network, config.ensemble, len(box.low), needs_of(estimator)
-    usual = config.optimiser.make()
-    critic_optimiser = representation.optimiser(usual)
+    usual = config.optimizer.make()
+    critic_optimizer = representation.optimizer(usual)
     streams = StreamConfig(network.critic_hidden, dueling=False, noisy=False, layer_norm=network.layer_norm)
 
     def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
@@ -108,12 +108,12 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         learning = Learning(
             jax.tree.map(jnp.copy, critics),
             jax.tree.map(jnp.copy, actor) if config.target_policy else None,
-            begin(critic_optimiser, critics),
+            begin(critic_optimizer, critics),
             begin(usual, actor),
             begin(usual, log_temperature),
         )
-        beliefs = begin_beliefs(estimator, representation, spec, None)
-        return AgentState(ActorCritic(actor, critics, log_temperature, beliefs), learning, ())
+        variance_state = init_variance_state(estimator, representation, spec, None)
+        return AgentState(ActorCritic(actor, critics, log_temperature, variance_state), learning, ())
 
     def act(
         params: ActorCritic, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
@@ -150,7 +150,9 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         choice = policy.follow(actor(batch.next_observation), action_key)
         critics = state.learning.target_critics
         dist = judged(critics, batch.next_observation, choice.action, "target", target_key)
-        together = ensemble.target(dist, estimate(estimator, dist, evidence_of(state.params.beliefs, dist, needs)))
+        together = ensemble.target(
+            dist, estimate(estimator, dist, evidence_of(state.params.variance_state, dist, needs))
+        )
         entropy = -temperature(state.params.log_temperature) * choice.log_prob
         soft = together._replace(values=together.values + entropy[:, None, None])
         return jax.lax.stop_gradient(backup(soft, batch.reward, batch.discount))
@@ -174,8 +176,8 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         choice = policy.sample(actor(batch.observation), action_key)
         dist = judged(params.critics, batch.observation, choice.action, "act", level_key)
         # V is given: the policy climbs the estimate, and not the evidence.
-        evidence = jax.lax.stop_gradient(evidence_of(params.beliefs, dist, needs))
-        q = estimate(estimator, dist, evidence)
+        variance_inputs = jax.lax.stop_gradient(evidence_of(params.variance_state, dist, needs))
+        q = estimate(estimator, dist, variance_inputs)
         return jnp.mean(batch.weight * (alpha * choice.log_prob - ensemble.value(q))), choice.log_prob
 
     def improve(
@@ -184,22 +186,24 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         """The policy and the temperature after a step each, and target networks that have moved."""
         alpha = temperature(params.log_temperature)
         gradient, log_prob = jax.grad(policy_loss, has_aux=True)(params.policy, params, alpha, batch, key)
-        actor, policy_optimiser = descend(usual, gradient, learning.policy_optimiser, params.policy)
-        log_temperature, temperature_optimiser = params.log_temperature, learning.temperature_optimiser
+        actor, policy_optimizer = apply_gradient(usual, gradient, learning.policy_optimizer, params.policy)
+        log_temperature, temperature_optimizer = params.log_temperature, learning.temperature_optimizer
         if isinstance(config.temperature, AutomaticTemperature):
             wanted = config.temperature.target_entropy
             excess = jnp.mean(log_prob) + (-float(components) if wanted is None else wanted)
             # The gradient of −log α · (log π + target), which does not vanish where α is small.
-            log_temperature, temperature_optimiser = descend(usual, -excess, temperature_optimiser, log_temperature)
+            log_temperature, temperature_optimizer = apply_gradient(
+                usual, -excess, temperature_optimizer, log_temperature
+            )
         slow = learning.target_policy
         return (
             actor,
             log_temperature,
             learning._replace(
-                target_critics=mixed(learning.target_critics, params.critics, config.polyak),
-                target_policy=None if slow is None else mixed(slow, actor, config.polyak),
-                policy_optimiser=policy_optimiser,
-                temperature_optimiser=temperature_optimiser,
+                target_critics=polyak_update(learning.target_critics, params.critics, config.polyak),
+                target_policy=None if slow is None else polyak_update(slow, actor, config.polyak),
+                policy_optimizer=policy_optimizer,
+                temperature_optimizer=temperature_optimizer,
             ),
         )
 
@@ -211,10 +215,10 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         goal = target_of(state, batch, target_key)
         gradients = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, losses), gradient = gradients(params.critics, batch, goal, critic_key)
-        critics, optimiser = descend(critic_optimiser, gradient, learning.critic_optimiser, params.critics)
-        beliefs = learned(params, batch, goal, critic_key, number)
-        params = ActorCritic(params.policy, critics, params.log_temperature, beliefs)
-        learning = learning._replace(critic_optimiser=optimiser)
+        critics, optimizer = apply_gradient(critic_optimizer, gradient, learning.critic_optimizer, params.critics)
+        variance_state = learned(params, batch, goal, critic_key, number)
+        params = ActorCritic(params.policy, critics, params.log_temperature, variance_state)
+        learning = learning._replace(critic_optimizer=optimizer)
         if config.policy_every == 1:
             actor, log_temperature, learning = improve(params, learning, batch, policy_key)
         else:
@@ -223,14 +227,14 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
                 lambda: improve(params, learning, batch, policy_key),
                 lambda: (params.policy, params.log_temperature, learning),
             )
-        return ActorCritic(actor, critics, log_temperature, beliefs), learning, Update(loss, jnp.sqrt(losses))
+        return ActorCritic(actor, critics, log_temperature, variance_state), learning, Update(loss, jnp.sqrt(losses))
 
     def learned(
         params: ActorCritic, batch: Batch, goal: ReturnDist, key: Key, number: Int[Array, ""]
-    ) -> Beliefs | None:
+    ) -> VarianceState | None:
         """What is remembered after an update."""
-        beliefs = params.beliefs
-        if beliefs is None:
+        variance_state = params.variance_state
+        if variance_state is None:
             return None
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
@@ -239,8 +243,10 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
             shape = (*dist.values.shape[:2], goal.values.shape[-1])
             return dist, goal._replace(values=jnp.broadcast_to(goal.values, shape))
 
-        beliefs = look(beliefs, estimator, number, getattr(representation, "kappa", 1.0), predict)
-        return at_step(beliefs, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every)
+        variance_state = look(variance_state, estimator, number, getattr(representation, "kappa", 1.0), predict)
+        return at_step(
+            variance_state, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every
+        )
 
     def distribution(params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         action = policy.mode(params.policy(observation)) if actions is None else from_box(box, actions)
@@ -249,7 +255,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
 
     def q(params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
         dist = distribution(params, observation)
-        members = estimate(estimator, dist, evidence_of(params.beliefs, dist, needs))[:, :, 0]
+        members = estimate(estimator, dist, evidence_of(params.variance_state, dist, needs))[:, :, 0]
         return ensemble.value(members)[:, None]
 
     def decide(params: ActorCritic, observation: Any, mask: None, risk: Statistic | None) -> Float[Array, "batch ..."]:
@@ -272,7 +278,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
 
     def inspect(params: ActorCritic, observation: Any) -> dict[str, Float[Array, ""]]:
         dist = distribution(params, observation)
-        numbers = numbers_of(estimator, representation, dist, evidence_of(params.beliefs, dist, needs))
+        numbers = distribution_metrics(estimator, representation, dist, evidence_of(params.variance_state, dist, needs))
         choice = policy.sample(params.policy(observation), jax.random.key(0))
         if isinstance(policy, TanhGaussian):
             numbers["policy/entropy"] = -jnp.mean(choice.log_prob)

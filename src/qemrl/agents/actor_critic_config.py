@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from qemrl.agents.beliefs import require_evidence
-from qemrl.agents.estimates import require_fit
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.estimates import check_compatible
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.agents.variance_state import check_variance_inputs
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, VaR, Wang
 from qemrl.networks.torsos import TorsoName
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay.config import ReplayConfig
-from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class ActorCriticConfig:
     """The weight of the policy's entropy."""
 
     network: ActorCriticNetworkConfig = field(default_factory=ActorCriticNetworkConfig)
-    optimiser: AdamConfig = field(default_factory=lambda: AdamConfig(3e-4, 1e-8))
+    optimizer: AdamConfig = field(default_factory=lambda: AdamConfig(3e-4, 1e-8))
     """Of the critics, of the policy and of a temperature that is learned, each by itself."""
 
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
 
     target_policy: bool = False
-    """Whether targets bootstrap from a slow copy of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
+    """Whether targets bootstrap from a EMA network of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
 
     polyak: float = 0.005
     """How far target networks move to the online ones with each update of the policy."""
@@ -97,8 +97,8 @@ class ActorCriticConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
-        require_fit(self.estimator, self.representation)
-        require_evidence(self.estimator, self.representation, self.ensemble.size, numbered=False)
+        check_compatible(self.estimator, self.representation)
+        check_variance_inputs(self.estimator, self.representation, self.ensemble.size, discrete=False)
         if isinstance(self.ensemble, PooledTruncation) and isinstance(self.representation, Scalar):
             raise ValueError("PooledTruncation pools atoms, and Scalar has none; use quantiles with it")
         if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):

@@ -1,6 +1,6 @@
-"""Every named algorithm of the SAC family, with the settings of each domain.
+"""Every named algorithm of the SAC family, with the settings of each family.
 
-The six MuJoCo tasks are domains of their own. What they share is the paper's table 3 and, where that is silent, DSAC's
+The six MuJoCo tasks are families of their own. What they share is the paper's table 3 and, where that is silent, DSAC's
 code: one environment instead of ten, so that each step is followed by its update. `classic` is everything else: small
 networks and batches for small tasks.
 """
@@ -9,41 +9,41 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.domains import Domain
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.env_families import EnvFamily
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
+from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, TailVariance
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature
 from qemrl.replay.config import ReplayConfig
-from qemrl.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 
 MUJOCO = ActorCriticConfig(representation=Scalar(kappa=None))
 CLASSIC = replace(
     MUJOCO,
     network=ActorCriticNetworkConfig(policy_widths=(64, 64), critic_widths=(64,), critic_hidden=(64,)),
-    optimiser=AdamConfig(1e-3, 1e-8),
+    optimizer=AdamConfig(1e-3, 1e-8),
     replay=ReplayConfig(100_000),
     batch_size=64,
     learning_starts=1_000,
     random_steps=1_000,
 )
-TEMPERATURES: dict[Domain, float] = {"humanoid": 0.05}
+TEMPERATURES: dict[EnvFamily, float] = {"humanoid": 0.05}
 """The weight of the entropy where it is not 0.2."""
 
-DROPPED: dict[Domain, int] = {"hopper": 5, "half-cheetah": 0}
+DROPPED: dict[EnvFamily, int] = {"hopper": 5, "half-cheetah": 0}
 """How many atoms TQC drops for each critic where it is not 2."""
 
 
-def sac(domain: Domain) -> ActorCriticConfig:
+def sac(family: EnvFamily) -> ActorCriticConfig:
     """SAC with a fixed temperature (Haarnoja et al., 2018), as the QEM paper uses it."""
-    shared = CLASSIC if domain == "classic" else MUJOCO
-    return replace(shared, temperature=FixedTemperature(TEMPERATURES.get(domain, 0.2)))
+    shared = CLASSIC if family == "classic" else MUJOCO
+    return replace(shared, temperature=FixedTemperature(TEMPERATURES.get(family, 0.2)))
 
 
-def td3(domain: Domain) -> ActorCriticConfig:
+def td3(family: EnvFamily) -> ActorCriticConfig:
     """TD3 (Fujimoto et al., 2018) with SAC's learning rate."""
     return replace(
-        sac(domain),
+        sac(family),
         ensemble=ElementwiseMin(policy="first"),
         policy=Deterministic(),
         temperature=FixedTemperature(0.0),
@@ -52,55 +52,55 @@ def td3(domain: Domain) -> ActorCriticConfig:
     )
 
 
-def dsac(domain: Domain) -> ActorCriticConfig:
+def dsac(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with fixed quantiles (Ma et al., 2020): a network of the level, evaluated at the midpoints."""
     levels = ImplicitQuantiles(32, 32, 32, "midpoints", "midpoints", gate="sigmoid", layer_norm=True)
-    shared = sac(domain)
+    shared = sac(family)
     network = replace(shared.network, layer_norm=True)
     return replace(shared, representation=levels, network=network, target_policy=True)
 
 
-def dsac_iqn(domain: Domain) -> ActorCriticConfig:
+def dsac_iqn(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with random levels, each of which counts by the interval that it stands for."""
-    fixed = dsac(domain)
+    fixed = dsac(family)
     levels = replace(fixed.representation, learning_levels="cumulative", acting_levels="cumulative")
     return replace(fixed, representation=levels)
 
 
-def tqc(domain: Domain) -> ActorCriticConfig:
+def tqc(family: EnvFamily) -> ActorCriticConfig:
     """TQC (Kuznetsov et al., 2020) with its own temperature and networks."""
-    shared = sac(domain)
+    shared = sac(family)
     wide = replace(shared.network, critic_widths=(512,), critic_hidden=(512, 512))
     return replace(
         shared,
         representation=FixedQuantiles(25),
-        ensemble=PooledTruncation(5, DROPPED.get(domain, 2)),
+        ensemble=PooledTruncation(5, DROPPED.get(family, 2)),
         temperature=AutomaticTemperature(),
-        network=shared.network if domain == "classic" else wide,
+        network=shared.network if family == "classic" else wide,
     )
 
 
-def qem_dsac(domain: Domain) -> ActorCriticConfig:
+def qem_dsac(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with QEM in the policy's Q: order 4, V = 1.2 in the tails (table 3 of the QEM paper)."""
-    return replace(dsac(domain), estimator=QEM(order=4, variance=TailVariance(1.2)))
+    return replace(dsac(family), estimator=QEM(order=4, variance=TailVariance(1.2)))
 
 
-def qem_dsac_iqn(domain: Domain) -> ActorCriticConfig:
+def qem_dsac_iqn(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with random levels and QEM, V evaluated at each level."""
-    return replace(dsac_iqn(domain), estimator=qem_dsac(domain).estimator)
+    return replace(dsac_iqn(family), estimator=qem_dsac(family).estimator)
 
 
-def dsac_mlp(domain: Domain) -> ActorCriticConfig:
+def dsac_mlp(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with critics that are plain dense layers with an output for each quantile."""
-    return replace(sac(domain), representation=FixedQuantiles(32), target_policy=True)
+    return replace(sac(family), representation=FixedQuantiles(32), target_policy=True)
 
 
-def qem_dsac_mlp(domain: Domain) -> ActorCriticConfig:
+def qem_dsac_mlp(family: EnvFamily) -> ActorCriticConfig:
     """The same with QEM in the policy's Q."""
-    return replace(dsac_mlp(domain), estimator=qem_dsac(domain).estimator)
+    return replace(dsac_mlp(family), estimator=qem_dsac(family).estimator)
 
 
-ACTOR_CRITIC_PRESETS: dict[str, Callable[[Domain], ActorCriticConfig]] = {
+ACTOR_CRITIC_PRESETS: dict[str, Callable[[EnvFamily], ActorCriticConfig]] = {
     "sac": sac,
     "td3": td3,
     "dsac": dsac,

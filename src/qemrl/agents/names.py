@@ -11,7 +11,7 @@ VALUE_AGENTS: dict[str, str] = {
     "qem-dqn-dltv": "as qem-dqn, explores by DLTV",
     "qem-dqn-var": "as qem-dqn, explores by QEM's standard deviation",
 }
-"""For actions that are numbered."""
+"""For actions that are discrete."""
 
 ACTOR_CRITICS: dict[str, str] = {
     "sac": "expected return only, two critics",
@@ -21,8 +21,8 @@ ACTOR_CRITICS: dict[str, str] = {
     "tqc": "fixed quantiles of five critics, pooled and truncated",
     "qem-dsac": "as dsac, the policy's Q by QEM with the paper's V on MuJoCo",
     "qem-dsac-iqn": "as dsac-iqn, the policy's Q by QEM",
-    "dsac-mlp": "as dsac, with plain critics that are some 20 times quicker",
-    "qem-dsac-mlp": "as qem-dsac, with plain critics that are some 20 times quicker",
+    "dsac-mlp": "as dsac, with plain critics that are some 20 times faster",
+    "qem-dsac-mlp": "as qem-dsac, with plain critics that are some 20 times faster",
 }
 """For continuous actions."""
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from qemrl.agents.actor_critic import make_actor_critic_agent
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.algorithm import Algorithm
-from qemrl.agents.domains import Domain
+from qemrl.agents.agent import Algorithm
+from qemrl.agents.env_families import EnvFamily
 from qemrl.agents.names import SUMMARIES
 from qemrl.agents.value import ValueConfig, make_value_agent
 from qemrl.agents.value_presets import VALUE_PRESETS
@@ -19,17 +19,17 @@ AgentConfig = ValueConfig | ActorCriticConfig
 class Preset(NamedTuple):
     """A named algorithm."""
 
-    configure: Callable[[Domain], AgentConfig]
-    """Its settings in a domain; in one that it is not for, those of `classic`."""
+    configure: Callable[[EnvFamily], AgentConfig]
+    """Its settings in a family; in one that it is not for, those of `classic`."""
 
     summary: str
 
 
-def _settings(name: str) -> Callable[[Domain], AgentConfig]:
-    def configure(domain: Domain) -> AgentConfig:
+def _settings(name: str) -> Callable[[EnvFamily], AgentConfig]:
+    def configure(family: EnvFamily) -> AgentConfig:
         if name in ACTOR_CRITIC_PRESETS:
-            return ACTOR_CRITIC_PRESETS[name]("classic" if domain in ("atari", "minatar") else domain)
-        return VALUE_PRESETS[name](domain if domain in ("atari", "minatar") else "classic")
+            return ACTOR_CRITIC_PRESETS[name]("classic" if family in ("atari", "minatar") else family)
+        return VALUE_PRESETS[name](family if family in ("atari", "minatar") else "classic")
 
     return configure
 

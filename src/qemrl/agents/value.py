@@ -11,21 +11,24 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.algorithm import AgentState, Algorithm, Update, View
-from qemrl.agents.averaging import SLOW_RATE, Online, SlowCopy, Snapshots, mixed
-from qemrl.agents.beliefs import Beliefs, at_step, count, evidence_of, look, needs_of, require_evidence, visits_of
-from qemrl.agents.beliefs import begin as begin_beliefs
-from qemrl.agents.estimates import Weights, estimate, numbers_of, require_fit
+from qemrl.agents.agent import AgentState, Algorithm, Update, View
+from qemrl.agents.estimates import Weights, check_compatible, distribution_metrics, estimate
 from qemrl.agents.names import ACTOR_CRITICS
-from qemrl.agents.optimiser import AdamConfig, begin, descend
+from qemrl.agents.optimizer import AdamConfig, apply_gradient, begin
+from qemrl.agents.target_networks import EMA, EMA_RATE, Online, Snapshots, polyak_update
+from qemrl.agents.variance_state import (
+    VarianceState,
+    at_step,
+    check_variance_inputs,
+    count,
+    evidence_of,
+    look,
+    lookup_visits,
+    needs_of,
+)
+from qemrl.agents.variance_state import begin as init_variance_state
 from qemrl.distributional.bellman import backup
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, Evidence, MeanStd, Statistic, VaR, Wang
-from qemrl.exploration import EpsilonGreedy, Optimism, Situation, allowed
-from qemrl.networks.layers import Key
-from qemrl.networks.streams import ActionStreams, StreamConfig
-from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
-from qemrl.replay.config import ReplayConfig
-from qemrl.representations import (
+from qemrl.distributional.representations import (
     Categorical,
     FixedQuantiles,
     ImplicitQuantiles,
@@ -33,6 +36,12 @@ from qemrl.representations import (
     Scalar,
     choose,
 )
+from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, VarianceInputs, Wang
+from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, allowed
+from qemrl.networks.layers import Key
+from qemrl.networks.streams import ActionStreams, StreamConfig
+from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
+from qemrl.replay.config import ReplayConfig
 from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 
@@ -66,14 +75,14 @@ class ValueConfig:
     estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
     """How a return distribution becomes Q, or a risk measure in its place: in acting and in the target's action."""
 
-    averaging: Online | SlowCopy | Snapshots = field(default_factory=Online)
+    averaging: Online | EMA | Snapshots = field(default_factory=Online)
     """Which networks the quantiles come from that Q is estimated from: the rival of an estimator that errs less."""
 
-    exploration: EpsilonGreedy | Optimism = field(default_factory=EpsilonGreedy)
+    exploration: EpsilonGreedy | BonusExploration = field(default_factory=EpsilonGreedy)
     """How Q becomes an action."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    optimiser: AdamConfig = field(default_factory=AdamConfig)
+    optimizer: AdamConfig = field(default_factory=AdamConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
 
     double: bool = False
@@ -107,12 +116,12 @@ class ValueConfig:
             raise ValueError(
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
-        require_fit(self.estimator, self.representation)
+        check_compatible(self.estimator, self.representation)
         members = getattr(self.representation, "num_heads", 1)
-        require_evidence(self.estimator, self.representation, members, numbered=True)
-        if "slow" in needs_of(self.estimator) and isinstance(self.averaging, SlowCopy):
-            raise ValueError("Q is estimated from the slow copy here, which cannot be its own evidence; use Online()")
-        self.exploration.require_fit(self.representation)
+        check_variance_inputs(self.estimator, self.representation, members, discrete=True)
+        if "slow" in needs_of(self.estimator) and isinstance(self.averaging, EMA):
+            raise ValueError("Q is estimated from the EMA network here, which cannot be its own evidence; use Online()")
+        self.exploration.check_compatible(self.representation)
 
     def fitted(self, num_envs: int) -> "ValueConfig":
         """The same with a number of steps between copies that whole iterations of so many environments make up."""
@@ -131,7 +140,7 @@ class Knowledge(NamedTuple):
     """What acts."""
 
     network: Network
-    beliefs: Beliefs | None
+    variance_state: VarianceState | None
     """What V is estimated from, where it is."""
 
 
@@ -143,78 +152,78 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
             f"The actor-critic presets are for continuous ones: {', '.join(ACTOR_CRITICS)}"
         )
     representation, estimator = config.representation, config.estimator
-    optimiser = representation.optimiser(config.optimiser.make())
+    optimizer = representation.optimizer(config.optimizer.make())
     kappa = getattr(representation, "kappa", 1.0)
-    slow_rate = config.averaging.rate if isinstance(config.averaging, SlowCopy) else SLOW_RATE
+    slow_rate = config.averaging.rate if isinstance(config.averaging, EMA) else EMA_RATE
     streams = StreamConfig(config.network.hidden, config.network.dueling, config.network.noisy)
 
     def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
         return ActionStreams(streams, features, spec.num_actions, outputs, key)
 
     needs, averaging = needs_of(estimator), config.averaging
-    keeps_slow = "slow" in needs or isinstance(averaging, SlowCopy)
+    keeps_slow = "slow" in needs or isinstance(averaging, EMA)
 
     def init(key: Key) -> AgentState:
         torso_key, head_key = jax.random.split(key)
         torso = make_torso(config.network.torso, config.network.widths, spec, torso_key)
         network = Network(torso, representation.head(make_streams, num_features(torso, spec), head_key))
         slow = jax.tree.map(jnp.copy, network) if keeps_slow else None
-        beliefs = begin_beliefs(estimator, representation, spec, slow)
-        return AgentState(Knowledge(network, beliefs), begin(optimiser, network), averaging.begin(network))
+        variance_state = init_variance_state(estimator, representation, spec, slow)
+        return AgentState(Knowledge(network, variance_state), begin(optimizer, network), averaging.begin(network))
 
     def evaluated(network: Network, observation: Any, purpose: Purpose, key: Key | None) -> ReturnDist:
         return representation.evaluate(network.head, network.torso(observation), purpose, key)
 
     def judged(
         params: Knowledge, observation: Any, purpose: Purpose, key: Key | None
-    ) -> tuple[ReturnDist, Evidence | Weights | None]:
-        """The return distributions of the network, or of the slow copy if that decides, and what is known of them."""
-        network, beliefs = params
-        if isinstance(averaging, SlowCopy):
-            assert beliefs is not None
-            network = beliefs.slow
+    ) -> tuple[ReturnDist, VarianceInputs | Weights | None]:
+        """The return distributions of the network, or of the EMA network if that decides, and what is known of them."""
+        network, variance_state = params
+        if isinstance(averaging, EMA):
+            assert variance_state is not None
+            network = variance_state.slow
         dist = evaluated(network, observation, purpose, key)
         return dist, evidence_on(params, observation, dist, purpose, key)
 
     def evidence_on(
         params: Knowledge, observation: Any, dist: ReturnDist, purpose: Purpose, key: Key | None
-    ) -> Evidence | Weights | None:
-        beliefs = params.beliefs
-        if beliefs is None or not needs:
+    ) -> VarianceInputs | Weights | None:
+        variance_state = params.variance_state
+        if variance_state is None or not needs:
             return None
         # The same key draws the same levels.
-        slow = evaluated(beliefs.slow, observation, purpose, key).values if "slow" in needs else None
-        return evidence_of(beliefs, dist, needs, slow, visits_of(beliefs, observation))
+        slow = evaluated(variance_state.slow, observation, purpose, key).values if "slow" in needs else None
+        return evidence_of(variance_state, dist, needs, slow, lookup_visits(variance_state, observation))
 
     def act(
         params: Knowledge, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
     ) -> tuple[Int[Array, " envs"], Any]:
         dist_key, choice_key = jax.random.split(key)
-        dist, evidence = judged(params, view.observation, "act", dist_key)
-        q = estimate(estimator, dist, evidence)
-        situation = Situation(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
-        return config.exploration.choose(acting, situation, choice_key, evaluating)
+        dist, variance_inputs = judged(params, view.observation, "act", dist_key)
+        q = estimate(estimator, dist, variance_inputs)
+        context = ActionContext(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
+        return config.exploration.choose(acting, context, choice_key, evaluating)
 
     def target_of(params: Knowledge, target: Any, batch: Batch, key: Key) -> ReturnDist:
         """The Bellman target [batch, members, n]; each member bootstraps from its own greedy action."""
         choice_key, target_key = jax.random.split(key)
         seen = batch.next_observation
-        if config.double or isinstance(averaging, SlowCopy):
-            choice, evidence = judged(params, seen, "act", choice_key)
+        if config.double or isinstance(averaging, EMA):
+            choice, variance_inputs = judged(params, seen, "act", choice_key)
         else:
             choice = averaging.curves(target, partial(evaluated, observation=seen, purpose="act", key=choice_key))
-            evidence = evidence_on(params, seen, choice, "act", choice_key)
-        q = estimate(estimator, choice, evidence)
+            variance_inputs = evidence_on(params, seen, choice, "act", choice_key)
+        q = estimate(estimator, choice, variance_inputs)
         mask = None if batch.next_mask is None else jnp.broadcast_to(batch.next_mask[:, None], q.shape)
         actions = jnp.argmax(allowed(q, mask), axis=-1)
         found = averaging.curves(target, partial(evaluated, observation=seen, purpose="target", key=target_key))
         return jax.lax.stop_gradient(backup(choose(found, actions), batch.reward, batch.discount))
 
     def loss(
-        network: Network, beliefs: Beliefs | None, target: Any, batch: Batch, key: Key
+        network: Network, variance_state: VarianceState | None, target: Any, batch: Batch, key: Key
     ) -> tuple[Float[Array, ""], tuple[Float[Array, " batch"], ReturnDist]]:
         target_key, loss_key = jax.random.split(key)
-        goal = target_of(jax.lax.stop_gradient(Knowledge(network, beliefs)), target, batch, target_key)
+        goal = target_of(jax.lax.stop_gradient(Knowledge(network, variance_state)), target, batch, target_key)
         features = network.torso(batch.observation)
         losses = jnp.sum(representation.loss(network.head, features, batch.action, goal, loss_key), axis=1)
         return jnp.mean(batch.weight * losses), (losses, goal)
@@ -222,34 +231,36 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
     def update(
         state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
     ) -> tuple[Knowledge, optax.OptState, Update]:
-        network, beliefs = state.params
+        network, variance_state = state.params
         gradients = jax.value_and_grad(loss, has_aux=True)
-        (value, (losses, goal)), gradient = gradients(network, beliefs, state.frozen, batch, key)
-        changed, learning = descend(optimiser, gradient, state.learning, network)
-        if beliefs is not None:
-            beliefs = learned(beliefs, network, changed, batch, goal, key, number)
-        return Knowledge(changed, beliefs), learning, Update(value, jnp.sqrt(losses))
+        (value, (losses, goal)), gradient = gradients(network, variance_state, state.frozen, batch, key)
+        changed, learning = apply_gradient(optimizer, gradient, state.learning, network)
+        if variance_state is not None:
+            variance_state = learned(variance_state, network, changed, batch, goal, key, number)
+        return Knowledge(changed, variance_state), learning, Update(value, jnp.sqrt(losses))
 
     def learned(
-        beliefs: Beliefs,
+        variance_state: VarianceState,
         before: Network,
         after: Network,
         batch: Batch,
         goal: ReturnDist,
         key: Key,
         number: Int[Array, ""],
-    ) -> Beliefs:
+    ) -> VarianceState:
         """What is remembered after an update."""
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             dist = evaluated(before, batch.observation, "target", jax.random.fold_in(key, 1))
             return choose(dist, jnp.broadcast_to(batch.action[:, None], dist.values.shape[:2])), goal
 
-        beliefs = look(count(beliefs, batch.observation, batch.action), estimator, number, kappa, predict)
-        beliefs = at_step(beliefs, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every)
+        variance_state = look(count(variance_state, batch.observation, batch.action), estimator, number, kappa, predict)
+        variance_state = at_step(
+            variance_state, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every
+        )
         if keeps_slow:
-            beliefs = beliefs._replace(slow=mixed(beliefs.slow, after, slow_rate))
-        return beliefs
+            variance_state = variance_state._replace(slow=polyak_update(variance_state.slow, after, slow_rate))
+        return variance_state
 
     def refresh(state: AgentState) -> Any:
         return averaging.refreshed(state.frozen, state.params.network)
@@ -265,8 +276,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return worth(params, observation, estimator)
 
     def worth(params: Knowledge, observation: Any, statistic: Statistic) -> Float[Array, "batch actions"]:
-        dist, evidence = judged(params, observation, "report", None)
-        return jnp.mean(estimate(statistic, dist, evidence if statistic is estimator else None), axis=1)
+        dist, variance_inputs = judged(params, observation, "report", None)
+        return jnp.mean(estimate(statistic, dist, variance_inputs if statistic is estimator else None), axis=1)
 
     def decide(
         params: Knowledge, observation: Any, mask: Bool[Array, "batch actions"] | None, risk: Statistic | None
@@ -274,7 +285,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return jnp.argmax(allowed(worth(params, observation, risk or estimator), mask), axis=-1).astype(jnp.int32)
 
     def inspect(params: Knowledge, observation: Any) -> dict[str, Float[Array, ""]]:
-        return numbers_of(estimator, representation, *judged(params, observation, "report", None))
+        return distribution_metrics(estimator, representation, *judged(params, observation, "report", None))
 
     every = config.target_every // config.update_every
     start, earned = partial(config.exploration.start, spec=spec), config.exploration.reward

@@ -1,6 +1,6 @@
-"""Every named algorithm of the DQN family, with the settings of each domain.
+"""Every named algorithm of the DQN family, with the settings of each family.
 
-A preset is a function from a domain to a configuration. The domains: `atari` has the settings of the paper's table 2
+A preset is a function from a family to a configuration. The families: `atari` has the settings of the paper's table 2
 and, where the table is silent, of DQN Zoo; `minatar` those of Revisiting Rainbow (Obando-Ceron and Castro, 2021);
 `classic` is everything else.
 """
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, TailVariance
-from qemrl.exploration import EpsilonGreedy, LeftTruncatedSpread, Optimism, QEMSpread
+from qemrl.exploration import BonusExploration, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus
 from qemrl.replay.config import ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 
-Numbered = Literal["atari", "minatar", "classic"]
-"""The domains in which actions are numbered."""
+DiscreteFamily = Literal["atari", "minatar", "classic"]
+"""The families in which actions are discrete."""
 
-SHARED: dict[Numbered, ValueConfig] = {
+SHARED: dict[DiscreteFamily, ValueConfig] = {
     "atari": ValueConfig(
         exploration=EpsilonGreedy(begin_steps=50_000, over_steps=1_000_000),
         network=NetworkConfig(hidden=(512,)),
@@ -41,64 +41,64 @@ SHARED: dict[Numbered, ValueConfig] = {
         learning_starts=500,
     ),
 }
-"""What all presets of a domain have in common."""
+"""What all presets of a family have in common."""
 
 
-def dqn(domain: Numbered) -> ValueConfig:
+def dqn(family: DiscreteFamily) -> ValueConfig:
     """DQN (Mnih et al., 2015) with Adam and the Huber loss."""
-    rate = {"atari": 6.25e-5, "minatar": 2.5e-4, "classic": 1e-3}[domain]
-    return replace(SHARED[domain], representation=Scalar(), optimiser=AdamConfig(rate, epsilon=1.5e-4))
+    rate = {"atari": 6.25e-5, "minatar": 2.5e-4, "classic": 1e-3}[family]
+    return replace(SHARED[family], representation=Scalar(), optimizer=AdamConfig(rate, epsilon=1.5e-4))
 
 
-def c51(domain: Numbered) -> ValueConfig:
+def c51(family: DiscreteFamily) -> ValueConfig:
     """C51 (Bellemare et al., 2017)."""
-    bound = {"atari": 10.0, "minatar": 100.0, "classic": 100.0}[domain]
-    optimiser = AdamConfig({"atari": 2.5e-4, "minatar": 2.5e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=Categorical(51, -bound, bound), optimiser=optimiser)
+    bound = {"atari": 10.0, "minatar": 100.0, "classic": 100.0}[family]
+    optimizer = AdamConfig({"atari": 2.5e-4, "minatar": 2.5e-4, "classic": 1e-3}[family])
+    return replace(SHARED[family], representation=Categorical(51, -bound, bound), optimizer=optimizer)
 
 
-def qr_dqn(domain: Numbered) -> ValueConfig:
+def qr_dqn(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN (Dabney et al., 2018a)."""
-    count = {"atari": 200, "minatar": 51, "classic": 51}[domain]
-    optimiser = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=FixedQuantiles(count), optimiser=optimiser)
+    count = {"atari": 200, "minatar": 51, "classic": 51}[family]
+    optimizer = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[family])
+    return replace(SHARED[family], representation=FixedQuantiles(count), optimizer=optimizer)
 
 
-def qem_dqn(domain: Numbered) -> ValueConfig:
+def qem_dqn(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN with QEM: order 4, V = 1.5 in the tails (section 6 and table 2 of the QEM paper)."""
-    return replace(qr_dqn(domain), estimator=QEM(order=4, variance=TailVariance(1.5)))
+    return replace(qr_dqn(family), estimator=QEM(order=4, variance=TailVariance(1.5)))
 
 
-def iqn(domain: Numbered) -> ValueConfig:
+def iqn(family: DiscreteFamily) -> ValueConfig:
     """IQN (Dabney et al., 2018b)."""
-    levels = ImplicitQuantiles() if domain == "atari" else ImplicitQuantiles(32, 32, 32)
-    optimiser = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[domain])
-    return replace(SHARED[domain], representation=levels, optimiser=optimiser)
+    levels = ImplicitQuantiles() if family == "atari" else ImplicitQuantiles(32, 32, 32)
+    optimizer = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[family])
+    return replace(SHARED[family], representation=levels, optimizer=optimizer)
 
 
-def iqem_dqn(domain: Numbered) -> ValueConfig:
+def iqem_dqn(family: DiscreteFamily) -> ValueConfig:
     """IQN with QEM on the acting levels: order 4, equal variances, as in the released code."""
-    return replace(iqn(domain), estimator=QEM(order=4))
+    return replace(iqn(family), estimator=QEM(order=4))
 
 
-def qr_dqn_dltv(domain: Numbered) -> ValueConfig:
+def qr_dqn_dltv(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN that explores by DLTV (Mavrin et al., 2019)."""
-    return replace(qr_dqn(domain), exploration=Optimism(LeftTruncatedSpread()))
+    return replace(qr_dqn(family), exploration=BonusExploration(LeftTruncatedStdBonus()))
 
 
-def qem_dqn_dltv(domain: Numbered) -> ValueConfig:
+def qem_dqn_dltv(family: DiscreteFamily) -> ValueConfig:
     """QEM-DQN that explores by DLTV (section 5.3 of the QEM paper)."""
-    return replace(qem_dqn(domain), exploration=Optimism(LeftTruncatedSpread()))
+    return replace(qem_dqn(family), exploration=BonusExploration(LeftTruncatedStdBonus()))
 
 
-def qem_dqn_var(domain: Numbered) -> ValueConfig:
+def qem_dqn_var(family: DiscreteFamily) -> ValueConfig:
     """QEM-DQN that explores by the standard deviation that QEM finds (section 5.3 of the QEM paper)."""
-    config = qem_dqn(domain)
+    config = qem_dqn(family)
     assert isinstance(config.estimator, QEM)
-    return replace(config, exploration=Optimism(QEMSpread(config.estimator)))
+    return replace(config, exploration=BonusExploration(QEMStdBonus(config.estimator)))
 
 
-VALUE_PRESETS: dict[str, Callable[[Numbered], ValueConfig]] = {
+VALUE_PRESETS: dict[str, Callable[[DiscreteFamily], ValueConfig]] = {
     "dqn": dqn,
     "c51": c51,
     "qr-dqn": qr_dqn,

@@ -25,7 +25,7 @@ def backup(dist: ReturnDist, reward: Float[Array, "*batch"], discount: Float[Arr
 def project_categorical(
     atoms: Float[Array, "*batch m"], probs: Float[Array, "*#batch m"], support: Float[Array, " n"]
 ) -> Float[Array, "*batch n"]:
-    """The probabilities on `support` that C51 gives to a distribution: each atom's goes to its two neighbours.
+    """The probabilities on `support` that C51 gives to a distribution: each atom's goes to its two neighbors.
 
     The mass is kept, and so is the mean of what lies inside the support; atoms outside count as its nearest end.
 

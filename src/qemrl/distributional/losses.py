@@ -10,7 +10,7 @@ all versions take 0, the limit of the slopes at u = 0 for κ → 0.
 
 Three versions give the same numbers. `quantile_huber_pairwise` is the formula, differentiated by JAX; it keeps several
 arrays of all pairs. `quantile_huber_scanned` goes through the targets one after the other and keeps none.
-`quantile_huber_sorted` looks up sums over sorted targets. `quantile_huber` takes the quickest for shape and device: on
+`quantile_huber_sorted` looks up sums over sorted targets. `quantile_huber` takes the fastest for shape and device: on
 the CPU a scan or sorted sums, elsewhere all pairs at once or sorted sums. All differentiate with respect to the values
 alone.
 """
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 SORT_FROM = 1536
-"""The number of values and of targets, whichever is smaller, from which on sorting is quicker than scanning.
+"""The number of values and of targets, whichever is smaller, from which on sorting is faster than scanning.
 
 Milliseconds for a loss and its gradient, compiled, n = m, the least of several rounds on two busy cores (float32):
 batch 32: n = 32 0.04 scanned, 0.13 sorted; 200 0.25, 1.1; 512 3.6, 3.8; 1024 9.5, 15.6; 2048 30, 17;
@@ -30,7 +30,7 @@ batch 256: n = 32 0.09, 1.0; 200 2.4, 10.9; 512 13.7, 34. The formula takes 15 a
 """
 
 _LARGE = 2**15
-"""From this number of values on a scan does more in each step, which was quicker in a trial."""
+"""From this number of values on a scan does more in each step, which was faster in a trial."""
 
 Rows = Float[Array, "*batch"]
 Values = Float[Array, "*batch n"]
@@ -42,7 +42,7 @@ TargetProbs = Float[Array, "*#batch m"] | None
 def quantile_huber(
     values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
 ) -> Rows:
-    """The quantile Huber loss of each row, by the quicker algorithm for the shape.
+    """The quantile Huber loss of each row, by the faster algorithm for the shape.
 
     Args:
         values: Predicted quantiles, in any order.
@@ -66,7 +66,7 @@ def quantile_huber(
 def quantile_huber_pairwise(
     values: Values, levels: Levels, targets: Targets, target_probs: TargetProbs = None, kappa: float = 1.0
 ) -> Rows:
-    """The quantile Huber loss of each row as the formula says: what the quick versions are tested against."""
+    """The quantile Huber loss of each row as the formula says: what the fast versions are tested against."""
     _check(kappa)
     levels, targets = jax.lax.stop_gradient((jnp.broadcast_to(levels, values.shape), targets))
     errors = targets[..., None, :] - values[..., :, None]
@@ -156,8 +156,8 @@ def _scan(values: Values, levels: Values, targets: Targets, probs: Targets | Non
         return (losses + pull * (error - (0.5 * kappa) * slope), pulls + pull), None
 
     zeros = jnp.zeros_like(values)
-    in_turn = jax.tree.map(lambda array: jnp.moveaxis(array, -1, 0), (targets, probs))
-    (losses, pulls), _ = jax.lax.scan(add, (zeros, zeros), in_turn, unroll=8 if values.size >= _LARGE else 2)
+    scan_or_once = jax.tree.map(lambda array: jnp.moveaxis(array, -1, 0), (targets, probs))
+    (losses, pulls), _ = jax.lax.scan(add, (zeros, zeros), scan_or_once, unroll=8 if values.size >= _LARGE else 2)
     scale = 1 / targets.shape[-1] if probs is None else 1.0
     return scale * jnp.sum(losses, axis=-1), -scale * pulls
 
@@ -204,7 +204,7 @@ def _count(
 ) -> Int[Array, "*batch k"]:
     """How many leading entries of a sorted row are, compared to each point, `compare`: by halving, in log₂ m steps.
 
-    `jnp.searchsorted` takes one row; mapped over a batch it was no quicker.
+    `jnp.searchsorted` takes one row; mapped over a batch it was no faster.
     """
     size = ordered.shape[-1]
     counts = jnp.zeros(points.shape, jnp.int32)

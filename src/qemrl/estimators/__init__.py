@@ -13,17 +13,17 @@ from qemrl.estimators.diagnostics import (
     sampling_error,
     variance_reduction,
 )
-from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments, Statistic
-from qemrl.estimators.evidence import (
+from qemrl.estimators.distributions import DISTRIBUTIONS, Distribution, normal_mixture
+from qemrl.estimators.estimated_variance import (
     CountedVariance,
     DecayingVariance,
     EstimatedVariance,
-    Evidence,
     HeadsVariance,
     ResidualVariance,
     SparsityVariance,
+    VarianceInputs,
 )
-from qemrl.estimators.laws import LAWS, Law, normal_mixture
+from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator, Moments, Statistic
 from qemrl.estimators.levels import (
     CumulativeLevels,
     antithetic_levels,
@@ -46,8 +46,8 @@ from qemrl.estimators.variance import (
 
 __all__ = [
     "CPW",
+    "DISTRIBUTIONS",
     "ESTIMATORS",
-    "LAWS",
     "QEM",
     "BandVariance",
     "BiasVariance",
@@ -56,14 +56,13 @@ __all__ = [
     "CountedVariance",
     "CumulativeLevels",
     "DecayingVariance",
+    "Distribution",
     "EmpiricalMean",
     "EstimatedVariance",
     "Estimator",
     "EstimatorPreset",
-    "Evidence",
     "HeadsVariance",
     "IndependentNoise",
-    "Law",
     "MeanStd",
     "Moments",
     "Noise",
@@ -75,6 +74,7 @@ __all__ = [
     "Statistic",
     "TailVariance",
     "VaR",
+    "VarianceInputs",
     "VarianceModel",
     "Wang",
     "antithetic_levels",

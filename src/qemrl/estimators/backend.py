@@ -166,7 +166,7 @@ def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
 def dot(values: Array, weights: Array) -> Array:
     """The product of `values` (*batch, n) and `weights` (n,) or (n, m), at full precision.
 
-    It stands wherever one would write `sum(values * weights, axis=-1)`: XLA vectorises it on CPUs, unlike that
+    It stands wherever one would write `sum(values * weights, axis=-1)`: XLA vectorizes it on CPUs, unlike that
     sum and unlike the plain mean. On accelerators JAX multiplies matrices in TF32 or bfloat16 unless told
     otherwise, and three digits are not enough for Q.
     """

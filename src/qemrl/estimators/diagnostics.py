@@ -10,14 +10,14 @@ from scipy import special
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import columns
+from qemrl.estimators.distributions import Distribution
 from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator
 from qemrl.estimators.inputs import read_sample
-from qemrl.estimators.laws import Law
 from qemrl.estimators.noise import Noise
 
 
 class BiasVariance(NamedTuple):
-    """The error of an estimate of the mean, against the law it comes from."""
+    """The error of an estimate of the mean, against the distribution it comes from."""
 
     bias: Float[Array, "*batch"] | float
     variance: Float[Array, "*batch"] | float
@@ -29,26 +29,26 @@ class BiasVariance(NamedTuple):
 
 
 def estimation_error(
-    estimator: Estimator, law: Law, levels: Float[np.ndarray, "*batch n"], noise: Noise
+    estimator: Estimator, distribution: Distribution, levels: Float[np.ndarray, "*batch n"], noise: Noise
 ) -> BiasVariance:
-    """The exact bias and variance of a linear estimator on noisy quantiles of `law`, given the levels."""
+    """The exact bias and variance of a linear estimator on noisy quantiles of `distribution`, given the levels."""
     levels = np.asarray(levels, dtype=np.float64)
     weights = estimator.weights(levels)[..., 0, :]
-    bias = (weights * law.quantile(levels)).sum(-1) - law.mean
-    return BiasVariance(bias, noise.variance_of(weights, law, levels))
+    bias = (weights * distribution.quantile(levels)).sum(-1) - distribution.mean
+    return BiasVariance(bias, noise.variance_of(weights, distribution, levels))
 
 
 def efficiency(
-    estimator: Estimator, law: Law, levels: Float[np.ndarray, "*batch n"], noise: Noise
+    estimator: Estimator, distribution: Distribution, levels: Float[np.ndarray, "*batch n"], noise: Noise
 ) -> Float[Array, "*batch"] | float:
     """Var(plain mean) / Var(estimator), given the levels: above one where the estimator has less variance."""
-    plain = estimation_error(EmpiricalMean(), law, levels, noise)
-    return plain.variance / estimation_error(estimator, law, levels, noise).variance
+    plain = estimation_error(EmpiricalMean(), distribution, levels, noise)
+    return plain.variance / estimation_error(estimator, distribution, levels, noise).variance
 
 
 def sampling_error(
     estimator: Estimator,
-    law: Law,
+    distribution: Distribution,
     draw: Callable[[np.random.Generator, tuple[int, int]], Any],
     count: int,
     rng: np.random.Generator,
@@ -58,7 +58,7 @@ def sampling_error(
 
     Args:
         estimator: The estimator.
-        law: The law whose quantiles are taken.
+        distribution: The distribution whose quantiles are taken.
         draw: A sampler of levels, such as `uniform_levels`; it may return (levels, probs).
         count: The number of levels in a draw.
         rng: Where randomness comes from.
@@ -66,8 +66,8 @@ def sampling_error(
     """
     drawn = draw(rng, (trials, count))
     levels, probs = drawn if isinstance(drawn, tuple) else (drawn, None)
-    estimates = estimator.mean(law.quantile(levels), levels, probs)
-    return BiasVariance(float(estimates.mean() - law.mean), float(estimates.var(ddof=1)))
+    estimates = estimator.mean(distribution.quantile(levels), levels, probs)
+    return BiasVariance(float(estimates.mean() - distribution.mean), float(estimates.var(ddof=1)))
 
 
 def variance_reduction(
@@ -109,7 +109,7 @@ def r_squared(estimator: QEM, values: Any, levels: Any) -> Float[Array, "*batch"
 
 
 def crossing_rate(values: Any, levels: Any = None) -> Float[Array, "*batch"]:
-    """The share of neighbouring quantiles that are in the wrong order; levels that are not sorted must be given."""
+    """The share of neighboring quantiles that are in the wrong order; levels that are not sorted must be given."""
     values = backend.as_array(values, "values")
     xp = namespace(values)
     if values.shape[-1] < 2:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
-from qemrl.estimators.evidence import EstimatedVariance, Evidence
+from qemrl.estimators.estimated_variance import EstimatedVariance, VarianceInputs
 from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
 from qemrl.estimators.least_squares import correlated_weights, fixed_weights, sampled_mean_weights, sampled_weights
 from qemrl.estimators.variance import ConstantVariance, SpacingVariance, VarianceModel
@@ -26,7 +26,7 @@ MAX_ORDER = 6
 
 
 class Moments(NamedTuple):
-    """The first four standardised moments of a return distribution."""
+    """The first four standardized moments of a return distribution."""
 
     mean: Float[Array, "*batch"]
     variance: Float[Array, "*batch"]
@@ -53,10 +53,10 @@ class Estimator(Protocol):
 
 @runtime_checkable
 class Statistic(Protocol):
-    """What agents ask of a number that they maximise: Q, by an `Estimator`, or a risk measure."""
+    """What agents ask of a number that they maximize: Q, by an `Estimator`, or a risk measure."""
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q."""
+        """The number to maximize in the place of Q."""
         ...
 
 
@@ -81,8 +81,8 @@ class EmpiricalMean:
         """The moments of the distribution that puts its probability on the quantiles themselves."""
         sample = read_sample(values, levels, probs, order=1)
         mean = _average(sample.values, sample.known)
-        centred = sample.values - mean[..., None]
-        return _standardised(sample, mean, *(_average(centred**k, sample.known) for k in (2, 3, 4)))
+        centered = sample.values - mean[..., None]
+        return _standardized(sample, mean, *(_average(centered**k, sample.known) for k in (2, 3, 4)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class QEM:
     variance: VarianceModel | EstimatedVariance | Literal["auto"] = ConstantVariance()
     """V: how noisy the quantile at each level is. "auto" stands for `AUTO`, a choice of all three fields.
 
-    A model of `evidence` needs evidence with every call; `needs` names it.
+    A model of `variance_inputs` needs evidence with every call; `needs` names it.
     """
 
     basis: BasisName = "hermite"
@@ -138,47 +138,51 @@ class QEM:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The fields of `Evidence` that V looks at."""
+        """The fields of `VarianceInputs` that V looks at."""
         return self.variance.needs if isinstance(self.variance, EstimatedVariance) else ()
 
     @property
     def full(self) -> bool:
-        """Whether V is a whole covariance, and the fit that of generalised least squares."""
+        """Whether V is a whole covariance, and the fit that of generalized least squares."""
         return isinstance(self.variance, EstimatedVariance) and self.variance.full
 
     @property
-    def without_evidence(self) -> "QEM":
+    def with_fixed_variance(self) -> "QEM":
         """Itself, or where V needs evidence the same with equal variances."""
         return replace(self, variance=ConstantVariance()) if self.needs else self
 
     def weights(
-        self, levels: Any, probs: Any = None, evidence: Evidence | None = None
+        self, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
     ) -> Float[Array, "*batch order n"]:
         """The weights W of each coefficient; `coefficients` are W θ."""
         model = backend.as_array(levels, "levels")
-        known = self._believed(read_levels(levels, probs, self.order), evidence)
+        known = self._believed(read_levels(levels, probs, self.order), variance_inputs)
         scale = norms(self.basis, self.order)
         if known.fixed:
             return backend.like(self._fixed_weights(known) / scale[:, None], model, "levels")
-        rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known, evidence), scale, strict=True)]
+        rows = [
+            row / float(norm) for row, norm in zip(self._sampled_weights(known, variance_inputs), scale, strict=True)
+        ]
         weights = namespace(rows[0]).stack(rows, axis=-2)
         return weights if self.needs else backend.like(weights, model, "levels")
 
     def mean(
-        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+        self, values: Any, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
     ) -> Float[Array, "*batch"]:
         """The estimate of Q, W[0]·θ."""
         sample = read_sample(values, levels, probs, self.order)
-        values, known = sample.values, self._believed(sample.known, evidence, sample.values)
+        values, known = sample.values, self._believed(sample.known, variance_inputs, sample.values)
         if known.fixed:
             return sample.finish(backend.dot(values, backend.constant(self._fixed_weights(known)[0], values)))
-        weights = self._sampled_mean_weights(known, evidence)
+        weights = self._sampled_mean_weights(known, variance_inputs)
         # The weights add up to one, but only to rounding: seen from one of the values, a Q of 1000 whose spread
         # is 1 keeps its digits.
         origin = values[..., :1]
         return sample.finish(origin[..., 0] + _contract(values - origin, weights))
 
-    def moments(self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None) -> Moments:
+    def moments(
+        self, values: Any, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
+    ) -> Moments:
         """The moments of the fitted curve: mean, variance, skewness, excess kurtosis.
 
         With coefficients e of orthonormal polynomials the variance is Σ_{k≥1} e_k² (Parseval), and the square of
@@ -187,17 +191,17 @@ class QEM:
         """
         sample = read_sample(values, levels, probs, self.order)
         values = sample.values
-        coefficients = self._orthonormal_coefficients(sample, evidence)
+        coefficients = self._orthonormal_coefficients(sample, variance_inputs)
         shape = coefficients[..., 1:]
         products = triple_products(self.basis, self.order)[:, 1:, 1:]
         pairs = shape[..., :, None] * shape[..., None, :]
         pairs = namespace(values).reshape(pairs, (*pairs.shape[:-2], (self.order - 1) ** 2))
         square = backend.dot(pairs, backend.constant(products.reshape(len(products), -1).T, values))
         third = backend.total(square[..., 1 : self.order] * shape)
-        return _standardised(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
+        return _standardized(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
 
     def coefficients(
-        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+        self, values: Any, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
     ) -> Float[Array, "*batch order"]:
         """The coefficients of He_0 … or P_0 …, as fitted.
 
@@ -206,15 +210,15 @@ class QEM:
         """
         sample = read_sample(values, levels, probs, self.order)
         scale = backend.constant(np.diag(1 / norms(self.basis, self.order)), sample.values)
-        return sample.finish(backend.dot(self._orthonormal_coefficients(sample, evidence), scale))
+        return sample.finish(backend.dot(self._orthonormal_coefficients(sample, variance_inputs), scale))
 
     def fit(
-        self, values: Any, levels: Any, probs: Any = None, evidence: Evidence | None = None
+        self, values: Any, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
     ) -> Float[Array, "*batch n"]:
         """The fitted quantile function at the levels of the values."""
         sample = read_sample(values, levels, probs, self.order)
         values, known, _ = sample
-        coefficients = self._orthonormal_coefficients(sample, evidence)
+        coefficients = self._orthonormal_coefficients(sample, variance_inputs)
         design = namespace(values).stack(
             columns(self.basis, backend.like(known.levels, values, "levels"), self.order), axis=-2
         )
@@ -222,47 +226,51 @@ class QEM:
             return sample.finish(backend.dot(coefficients, design))
         return sample.finish(backend.dot(coefficients[..., None, :], design)[..., 0, :])
 
-    def _orthonormal_coefficients(self, sample: Sample, evidence: Evidence | None) -> Float[Array, "*batch order"]:
-        values, known = sample.values, self._believed(sample.known, evidence, sample.values)
+    def _orthonormal_coefficients(
+        self, sample: Sample, variance_inputs: VarianceInputs | None
+    ) -> Float[Array, "*batch order"]:
+        values, known = sample.values, self._believed(sample.known, variance_inputs, sample.values)
         if known.fixed:
             return backend.dot(values, backend.constant(self._fixed_weights(known).T, values))
         origin = values[..., :1]
-        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known, evidence))
+        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known, variance_inputs))
         return namespace(values).stack([first + origin[..., 0], *rest], axis=-1)
 
-    def _believed(self, known: Levels, evidence: Evidence | None, model: Array | None = None) -> Levels:
+    def _believed(self, known: Levels, variance_inputs: VarianceInputs | None, model: Array | None = None) -> Levels:
         """The levels as they are, or where V needs evidence as levels that may have a V for each distribution."""
-        missing = [name for name in self.needs if evidence is None or getattr(evidence, name) is None]
+        missing = [name for name in self.needs if variance_inputs is None or getattr(variance_inputs, name) is None]
         if missing:
             raise ValueError(
                 f"{type(self.variance).__name__} estimates V from {' and '.join(missing)}: "
-                f"give evidence=Evidence({', '.join(f'{name}=...' for name in missing)})"
+                f"give variance_inputs=VarianceInputs({', '.join(f'{name}=...' for name in missing)})"
             )
         if not (self.needs and known.fixed):
             return known
         rank = 1 if model is None else model.ndim
         if model is None:
-            model = next((each for each in evidence or () if getattr(each, "ndim", 0)), known.levels)
+            model = next((each for each in variance_inputs or () if getattr(each, "ndim", 0)), known.levels)
         levels, probs = (
             None if each is None else backend.lifted(backend.constant(each, model), rank)
             for each in (known.levels, known.probs)
         )
         return Levels(levels, probs, fixed=False, rising=bool((np.diff(known.levels) > 0).all()))
 
-    def _sampled_mean_weights(self, known: Levels, evidence: Evidence | None) -> Array:
+    def _sampled_mean_weights(self, known: Levels, variance_inputs: VarianceInputs | None) -> Array:
         if self.full:
-            return self._correlated_weights(known, evidence)[..., 0, :]
-        return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known, evidence))
+            return self._correlated_weights(known, variance_inputs)[..., 0, :]
+        return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known, variance_inputs))
 
-    def _sampled_weights(self, known: Levels, evidence: Evidence | None) -> list[Array]:
+    def _sampled_weights(self, known: Levels, variance_inputs: VarianceInputs | None) -> list[Array]:
         if self.full:
-            rows = self._correlated_weights(known, evidence)
+            rows = self._correlated_weights(known, variance_inputs)
             return [rows[..., k, :] for k in range(self.order)]
-        return sampled_weights(self.basis, self.order, known.levels, self._precision(known, evidence))
+        return sampled_weights(self.basis, self.order, known.levels, self._precision(known, variance_inputs))
 
-    def _correlated_weights(self, known: Levels, evidence: Evidence | None) -> Float[Array, "*batch order n"]:
+    def _correlated_weights(
+        self, known: Levels, variance_inputs: VarianceInputs | None
+    ) -> Float[Array, "*batch order n"]:
         assert isinstance(self.variance, EstimatedVariance)
-        covariance = self.variance.estimate(known.levels, evidence or Evidence(), known.rising)
+        covariance = self.variance.estimate(known.levels, variance_inputs or VarianceInputs(), known.rising)
         if known.probs is not None:
             root = namespace(known.probs).sqrt(known.probs)
             covariance = covariance / (root[..., :, None] * root[..., None, :])
@@ -272,7 +280,9 @@ class QEM:
         probs = None if known.probs is None else known.probs.tobytes()
         return _kept_weights(self, known.levels.tobytes(), probs)
 
-    def _precision(self, known: Levels, evidence: Evidence | None = None) -> Float[Array, "*batch n"] | None:
+    def _precision(
+        self, known: Levels, variance_inputs: VarianceInputs | None = None
+    ) -> Float[Array, "*batch n"] | None:
         """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
         levels, probs = known.levels, known.probs
         if probs is None and isinstance(self.variance, ConstantVariance):
@@ -280,7 +290,7 @@ class QEM:
         assert not isinstance(self.variance, str)  # "auto" is replaced when a QEM is made
         if isinstance(self.variance, EstimatedVariance):
             return (1 if probs is None else probs) / self.variance.estimate(
-                levels, evidence or Evidence(), known.rising
+                levels, variance_inputs or VarianceInputs(), known.rising
             )
         variances = self.variance(levels) + 0 * levels
         if backend.is_on_host(variances):
@@ -324,7 +334,7 @@ def _average(values: Float[Array, "*batch n"], known: Levels) -> Float[Array, "*
     return _contract(values, backend.like(_shares(known.probs), values, "probs"))
 
 
-def _standardised(sample: Sample, mean: Array, second: Array, third: Array, fourth: Array) -> Moments:
+def _standardized(sample: Sample, mean: Array, second: Array, third: Array, fourth: Array) -> Moments:
     """Skewness and excess kurtosis from central moments; both are zero where the variance is."""
     xp = namespace(second)
     spread = second > 0

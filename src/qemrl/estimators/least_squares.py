@@ -1,6 +1,6 @@
 """Weighted least squares on a polynomial basis: from levels to the weights of each coefficient.
 
-Two roads to W = (X'V⁻¹X)⁻¹X'V⁻¹. For levels that are known in advance, a QR factorisation in float64, once.
+Two roads to W = (X'V⁻¹X)⁻¹X'V⁻¹. For levels that are known in advance, a QR factorization in float64, once.
 For sampled levels, the normal equations, batched and differentiable in any array library. Both give weights in
 the orthonormal scale of `basis`, where the first row is the weights of the mean.
 """
@@ -44,25 +44,25 @@ def fixed_weights(
 def sampled_mean_weights(basis: str, order: int, levels: Column, precision: Column | None) -> Column:
     """The first row of W, for each row of `levels`; equal precisions may be given as None.
 
-    A regression passes through the centre (m, ȳ) of its data. The mean of the distribution is its height where
+    A regression passes through the center (m, ȳ) of its data. The mean of the distribution is its height where
     all columns but the first are zero, ȳ − Σ_k m_k c_k, and c = C⁻¹ Σ_n u_n (φ_n − m) y_n.
     """
-    centred, means, factor, share = _normal_equations(basis, order, levels, precision)
+    centered, means, factor, share = _normal_equations(basis, order, levels, precision)
     slopes = _solve(factor, means)
-    return share - share * sum(a * column for a, column in zip(slopes, centred, strict=True))
+    return share - share * sum(a * column for a, column in zip(slopes, centered, strict=True))
 
 
 def sampled_weights(basis: str, order: int, levels: Column, precision: Column | None) -> list[Column]:
     """All rows of W, for each row of `levels`; equal precisions may be given as None."""
-    centred, means, factor, share = _normal_equations(basis, order, levels, precision)
-    rows = _solve(factor, [share * column for column in centred])
+    centered, means, factor, share = _normal_equations(basis, order, levels, precision)
+    rows = _solve(factor, [share * column for column in centered])
     return [share - sum(m * row for m, row in zip(means, rows, strict=True)), *rows]
 
 
 def correlated_weights(
     basis: str, order: int, levels: Column, covariance: Float[Array, "*batch n n"]
 ) -> Float[Array, "*batch order n"]:
-    """All rows of W for errors that are correlated: generalised least squares, one solve for each matrix."""
+    """All rows of W for errors that are correlated: generalized least squares, one solve for each matrix."""
     xp = backend.namespace(levels)
     design = xp.stack(columns(basis, levels, order), axis=-1)
     rank = max(design.ndim, covariance.ndim)
@@ -76,7 +76,7 @@ def correlated_weights(
 def _normal_equations(
     basis: str, order: int, levels: Column, precision: Column | None
 ) -> tuple[list[Column], list[Scalar], list[list[Scalar]], Column]:
-    """Centred columns, their means, the Cholesky factor of their covariance, and each level's share in it.
+    """Centered columns, their means, the Cholesky factor of their covariance, and each level's share in it.
 
     The products of columns that the covariance is made of are polynomials again, so 2·order − 2 sums over the
     levels suffice. A ridge of one unit in the last place, relative to each column's mean square over these levels
@@ -93,8 +93,8 @@ def _normal_equations(
         second = [_combine(products[:, i + 1, j + 1], sums) for j in range(i + 1)]
         covariance.append([s - means[i] * means[j] for j, s in enumerate(second)])
         ridges.append(ridge * (1 + second[i]))
-    centred = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
-    return centred, means, _cholesky(covariance, ridges), share
+    centered = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
+    return centered, means, _cholesky(covariance, ridges), share
 
 
 def _shares(levels: Column, precision: Column | None) -> tuple[Column, Callable[[Column], Scalar]]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl.estimators.backend import Array
-from qemrl.estimators.laws import Law
+from qemrl.estimators.distributions import Distribution
 from qemrl.estimators.variance import ConstantVariance, VarianceModel
 
 
@@ -20,12 +20,14 @@ class Noise(Protocol):
     """The errors of quantiles, by their covariance."""
 
     def variance_of(
-        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
         ...
 
-    def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
+    def covariance(
+        self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`."""
         ...
 
@@ -38,15 +40,17 @@ class IndependentNoise:
     """The variance of the error at each level."""
 
     def variance_of(
-        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
-        """The variance of Σ weights · errors; no matrix is formed, and the law does not matter."""
-        del law
+        """The variance of Σ weights · errors; no matrix is formed, and the distribution does not matter."""
+        del distribution
         return np.sum(weights**2 * self.variance(levels), axis=-1)
 
-    def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
-        """The covariance matrix of the errors at `levels`; the law does not matter."""
-        del law
+    def covariance(
+        self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch n n"]:
+        """The covariance matrix of the errors at `levels`; the distribution does not matter."""
+        del distribution
         variances = self.variance(levels) + 0 * levels
         return variances[..., None] * np.eye(levels.shape[-1])
 
@@ -59,14 +63,16 @@ class SampleQuantileNoise:
     """n, the number of returns."""
 
     def variance_of(
-        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
-        return _quadratic(weights, self.covariance(law, levels))
+        return _quadratic(weights, self.covariance(distribution, levels))
 
-    def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
+    def covariance(
+        self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in 1/n."""
-        sparsity = law.sparsity(levels)
+        sparsity = distribution.sparsity(levels)
         return _bridge(levels) * sparsity[..., :, None] * sparsity[..., None, :] / self.num_samples
 
 
@@ -78,14 +84,16 @@ class SGDNoise:
     """a, the step size."""
 
     def variance_of(
-        self, weights: Float[np.ndarray, "*batch n"], law: Law, levels: Float[np.ndarray, "*batch n"]
+        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
-        return _quadratic(weights, self.covariance(law, levels))
+        return _quadratic(weights, self.covariance(distribution, levels))
 
-    def covariance(self, law: Law, levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n n"]:
+    def covariance(
+        self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
+    ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in the step."""
-        density = 1 / law.sparsity(levels)
+        density = 1 / distribution.sparsity(levels)
         return self.step * _bridge(levels) / (density[..., :, None] + density[..., None, :])
 
 

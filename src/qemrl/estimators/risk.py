@@ -1,4 +1,4 @@
-"""Risk measures: numbers that an agent may maximise in the place of the mean of its returns.
+"""Risk measures: numbers that an agent may maximize in the place of the mean of its returns.
 
 `CVaR`, `Wang` and `CPW` are distortions. Dabney et al. (2018, IQN) draw a level u uniformly and read the quantile
 at β(u) in its place; the risk value is E[q(β(u))] = ∫ q dg with g = β⁻¹. Nothing is drawn here: a value whose cell is
@@ -6,8 +6,8 @@ at β(u) in its place; the risk value is E[q(β(u))] = ∫ q dg with g = β⁻¹
 never negative, and add up to one.
 
 Cells lie side by side, in the order of the levels, and fill [0, 1]. With `probs` a cell is as wide as its
-probability, so that levels of `cumulative_levels` stand in the middle of theirs. Without, cells end half-way between
-neighbouring levels, so that those of midpoints are N equal parts. Where levels coincide, cells follow the order in
+probability, so that levels of `cumulative_levels` stand in the middle of theirs. Without, cells end halfway between
+neighboring levels, so that those of midpoints are N equal parts. Where levels coincide, cells follow the order in
 which the values are given.
 
 Shapes, array libraries, dtypes and checks are those of `EmpiricalMean.mean`.
@@ -33,7 +33,7 @@ SMALLEST_EXPONENT = 0.3
 """Of CPW. Below about 0.2792 its β is not increasing, and just above that hardly so."""
 
 Boundaries = Float[Array, "*batch ends"]
-"""Numbers that belong between neighbouring values: as many as values, less one."""
+"""Numbers that belong between neighboring values: as many as values, less one."""
 
 
 class _Cells(NamedTuple):
@@ -68,7 +68,7 @@ class CVaR:
         return _weights(self, levels, probs)
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q."""
+        """The number to maximize in the place of Q."""
         return _weighted(self, values, levels, probs)
 
     def _share_below(self, cells: _Cells) -> Boundaries:
@@ -91,11 +91,11 @@ class VaR:
         _require_level(self.level)
 
     def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
-        """The weight of each value: zero for all but the neighbours of `level`."""
+        """The weight of each value: zero for all but the neighbors of `level`."""
         return _weights(self, levels, probs)
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q."""
+        """The number to maximize in the place of Q."""
         return _weighted(self, values, levels, probs)
 
     def _share_below(self, cells: _Cells) -> Boundaries:
@@ -112,7 +112,7 @@ class VaR:
 class Wang:
     """Wang's transform: β(u) = Φ(Φ⁻¹(u) + shift) and g(τ) = Φ(Φ⁻¹(τ) − shift), with IQN's sign.
 
-    On a normal law it is the mean plus `shift` standard deviations. Every part of the distribution counts, unlike
+    On a normal distribution it is the mean plus `shift` standard deviations. Every part of the distribution counts, unlike
     with `CVaR`.
     """
 
@@ -128,7 +128,7 @@ class Wang:
         return _weights(self, levels, probs)
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q."""
+        """The number to maximize in the place of Q."""
         return _weighted(self, values, levels, probs)
 
     def _share_below(self, cells: _Cells) -> Boundaries:
@@ -160,7 +160,7 @@ class CPW:
         return _weights(self, levels, probs)
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q."""
+        """The number to maximize in the place of Q."""
         return _weighted(self, values, levels, probs)
 
     def _share_below(self, cells: _Cells) -> Boundaries:
@@ -179,7 +179,7 @@ class MeanStd:
             raise ValueError(f"penalty must be finite, got {self.penalty}; positive is cautious, negative seeks risk")
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximise in the place of Q; its gradient is finite also where all values are equal."""
+        """The number to maximize in the place of Q; its gradient is finite also where all values are equal."""
         given = backend.as_array(values, "values")
         moments = EmpiricalMean().moments(backend.widened(given), levels, probs)
         xp = namespace(moments.variance)

@@ -92,7 +92,7 @@ class BandVariance:
 class SpacingVariance:
     """The less, the more of [0, 1] a level stands for: (N · cell)^−power, for levels that were drawn at random.
 
-    The cell of a level reaches half-way to its neighbours, or to the end of [0, 1]. Where levels are crowded, each says
+    The cell of a level reaches halfway to its neighbors, or to the end of [0, 1]. Where levels are crowded, each says
     little that the others do not: with a power of 1 they count as much as their cells, which is the trapezoidal rule,
     with 0 all count the same. Between the two lies what errors of the quantiles themselves suffer least from.
     At midpoints all cells are equal, and so are the variances.
@@ -113,7 +113,7 @@ class SpacingVariance:
 def cells(levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """How much of [0, 1] is nearest to each level; they add up to one where no two levels are equal.
 
-    By comparing all pairs: for the few dozen levels that agents draw, this is quicker than sorting.
+    By comparing all pairs: for the few dozen levels that agents draw, this is faster than sorting.
     """
     xp = namespace(levels)
     own, other = levels[..., :, None], levels[..., None, :]

@@ -16,27 +16,27 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from qemrl import figures
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
+from qemrl.config.serialize import to_json
 from qemrl.experiments.curves import Curve, draw, read_curve
+from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
-from qemrl.serialization import to_json
-from qemrl.statistics import Interval, mean_interval
+from qemrl.plotting import style as figures
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
-from qemrl.training.train import Watcher, train
+from qemrl.training.train import Callback, train
 
 LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""
 
-Watch = Callable[[RunConfig], AbstractContextManager[Watcher]]
+Watch = Callable[[RunConfig], AbstractContextManager[Callback]]
 """Whoever is told how a run goes, for as long as it does."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonRequest:
     """What a comparison is asked to be; None stands for what the runs that are there already have."""
 
     presets: tuple[str, ...]
@@ -49,7 +49,7 @@ class Asked:
 DEFAULT_NUM_SEEDS = 3
 
 
-def plan(asked: Asked, folder: Path, explore_over: float | None = None) -> list[RunConfig]:
+def plan(asked: ComparisonRequest, folder: Path, explore_over: float | None = None) -> list[RunConfig]:
     """The runs of a comparison: those in the folder as they are, and new ones for what is missing.
 
     Args:
@@ -71,7 +71,7 @@ def plan(asked: Asked, folder: Path, explore_over: float | None = None) -> list[
     return configs
 
 
-def _planned(preset: str, asked: Asked, folder: Path, explore_over: float | None) -> RunConfig:
+def _planned(preset: str, asked: ComparisonRequest, folder: Path, explore_over: float | None) -> RunConfig:
     path = folder / preset
     wanted = {"env": asked.env, "steps": asked.steps, "seed": asked.seed, "num_seeds": asked.num_seeds}
     if (path / "config.json").exists():
@@ -98,10 +98,10 @@ def _planned(preset: str, asked: Asked, folder: Path, explore_over: float | None
 
 
 def dense(config: RunConfig) -> RunConfig:
-    """The run, evaluated often enough for a curve: a short one more often than its domain has it."""
+    """The run, evaluated often enough for a curve: a short one more often than its family has it."""
     if config.steps >= LEAST_EVALUATIONS * config.evaluate_every:
         return config
-    unit = config.pace.steps
+    unit = config.schedule.steps
     wanted = max(1, config.steps // LEAST_EVALUATIONS)
     decade = 10 ** (len(str(wanted)) - 1)
     round_number = max(decade * digit for digit in (1, 2, 5) if decade * digit <= wanted)
@@ -129,8 +129,8 @@ def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
         Stopped: The run was asked to stop; its state is saved, and calling this again goes on.
     """
     if not directory.done:
-        with watch(config) as watcher:
-            train(config, directory, watcher)
+        with watch(config) as callback:
+            train(config, directory, callback)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Difference:
         if len(self.seeds) < 2:
             return "one seed shows nothing"
         if self.final.low <= 0 <= self.final.high:
-            return "no difference shown"
+            return "no significant difference"
         return "higher" if self.final.value > 0 else "lower"
 
 

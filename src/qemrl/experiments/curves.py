@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from qemrl import figures
-from qemrl.statistics import mean_interval
+from qemrl.experiments.statistics import mean_interval
+from qemrl.plotting import style as figures
 from qemrl.training.config import read_config
 from qemrl.training.run_directory import RunDirectory
 
@@ -34,7 +34,7 @@ class Curve:
     steps: Int[np.ndarray, " points"]
     returns: Float[np.ndarray, "seeds points"]
     seeds: tuple[int, ...] = ()
-    """The seed of each row; without them, rows are numbered."""
+    """The seed of each row; without them, rows are discrete."""
 
     def __post_init__(self) -> None:
         if not self.seeds:
@@ -79,18 +79,18 @@ def read_curve(run_directory: Path) -> Curve:
     return Curve(config.preset, config.env, np.array(steps), returns, config.seeds)
 
 
-COLOURS = {
-    "qr-dqn": figures.COLOURS["blue"],
-    "qem-dqn": figures.COLOURS["orange"],
-    "iqn": figures.COLOURS["sky"],
-    "iqem-dqn": figures.COLOURS["purple"],
-    "c51": figures.COLOURS["green"],
+COLORS = {
+    "qr-dqn": figures.COLORS["blue"],
+    "qem-dqn": figures.COLORS["orange"],
+    "iqn": figures.COLORS["sky"],
+    "iqem-dqn": figures.COLORS["purple"],
+    "c51": figures.COLORS["green"],
     "dqn": figures.INK,
 }
-"""A preset has the same colour in every figure."""
+"""A preset has the same color in every figure."""
 
 LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-"""Line styles, by the order of the labels: curves can also be told apart in grey."""
+"""Line styles, by the order of the labels: curves can also be told apart in gray."""
 
 
 def draw(curves: Sequence[Curve]) -> Figure:
@@ -101,7 +101,7 @@ def draw(curves: Sequence[Curve]) -> Figure:
     if not curves:
         raise ValueError("there is no curve to draw")
     envs = list(dict.fromkeys(curve.env for curve in curves))
-    looks = looks_of(list(dict.fromkeys(curve.label for curve in curves)))
+    looks = line_styles(list(dict.fromkeys(curve.label for curve in curves)))
     columns = 2 if len(envs) == 4 else min(len(envs), MOST_COLUMNS)
     rows = math.ceil(len(envs) / columns)
     with mpl.rc_context(figures.STYLE):
@@ -122,34 +122,34 @@ def draw(curves: Sequence[Curve]) -> Figure:
             _label_ends(panels[0, 0], list(curves), looks)
             figure.supxlabel(_caption(curves), fontsize=7, color=figures.INK)
         else:
-            handles = [Line2D([], [], color=colour, ls=line, label=label) for label, (colour, line) in looks.items()]
+            handles = [Line2D([], [], color=color, ls=line, label=label) for label, (color, line) in looks.items()]
             place = {"loc": "outside lower center", "ncols": min(len(handles), 6)}
             figure.legend(handles=handles, title=_caption(curves), title_fontsize=7, fontsize=8, **place)
     return figure
 
 
-def looks_of(labels: list[str]) -> dict[str, tuple[str, str | tuple]]:
-    """The colour and the line of each label."""
-    free = [colour for colour in COLOURS.values() if colour not in {COLOURS.get(label) for label in labels}]
+def line_styles(labels: list[str]) -> dict[str, tuple[str, str | tuple]]:
+    """The color and the line of each label."""
+    free = [color for color in COLORS.values() if color not in {COLORS.get(label) for label in labels}]
     looks: dict[str, tuple[str, str | tuple]] = {}
     for place, label in enumerate(labels):
-        colour = COLOURS.get(label) or (free.pop(0) if free else list(COLOURS.values())[place % len(COLOURS)])
-        looks[label] = (colour, LINES[place % len(LINES)])
+        color = COLORS.get(label) or (free.pop(0) if free else list(COLORS.values())[place % len(COLORS)])
+        looks[label] = (color, LINES[place % len(LINES)])
     return looks
 
 
 def _draw_panel(axis: Axes, env: str, curves: list[Curve], looks: dict[str, tuple]) -> None:
     crowded = len(curves) > 3
     for curve in curves:
-        colour, line = looks[curve.label]
+        color, line = looks[curve.label]
         for returns in curve.returns if len(curve.seeds) > 1 else ():
-            axis.plot(curve.steps, returns, color=colour, lw=0.5, alpha=0.25 if crowded else 0.45, zorder=2)
+            axis.plot(curve.steps, returns, color=color, lw=0.5, alpha=0.25 if crowded else 0.45, zorder=2)
         if len(curve.seeds) >= LEAST_FOR_BAND:
             ends = [mean_interval(samples) for samples in curve.returns.T]
             low, high = [end.low for end in ends], [end.high for end in ends]
-            axis.fill_between(curve.steps, low, high, color=colour, alpha=0.09 if crowded else 0.13, lw=0, zorder=1)
+            axis.fill_between(curve.steps, low, high, color=color, alpha=0.09 if crowded else 0.13, lw=0, zorder=1)
         marker = "o" if len(curve.steps) == 1 else None
-        axis.plot(curve.steps, curve.returns.mean(0), color=colour, ls=line, lw=1.8, marker=marker, ms=4, zorder=3)
+        axis.plot(curve.steps, curve.returns.mean(0), color=color, ls=line, lw=1.8, marker=marker, ms=4, zorder=3)
     axis.set_title(env)
     axis.set_xlim(0, max(int(curve.steps[-1]) for curve in curves) * 1.01)
     axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))

@@ -40,7 +40,7 @@ class Engine(Protocol):
         ...
 
     def start(self, path: Path, needs: Needs) -> None:
-        """Begin, or go on with, the run in this folder."""
+        """Begin, or resume, the run in this folder."""
         ...
 
     def ended(self) -> list[Ended]:
@@ -78,9 +78,11 @@ class LocalEngine:
         """Whether cores are free, and the memory of all together would fit; one alone may always try."""
         if not self.running:
             return True
-        taken = [other for _, other in self.running.values()]
-        fits = self.memory is None or sum(each.memory_bytes for each in taken) + needs.memory_bytes <= self.memory
-        return fits and sum(each.cpus for each in taken) + needs.cpus <= self.cores
+        running_needs = [other for _, other in self.running.values()]
+        fits = (
+            self.memory is None or sum(each.memory_bytes for each in running_needs) + needs.memory_bytes <= self.memory
+        )
+        return fits and sum(each.cpus for each in running_needs) + needs.cpus <= self.cores
 
     def start(self, path: Path, needs: Needs) -> None:
         """Start a process; what it says goes into the file log.txt of the run's folder."""

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from qemrl.agents.algorithm import Algorithm, View
+from qemrl.agents.agent import Algorithm, View
 from qemrl.api import Agent
-from qemrl.envs.host import HostEnvs
+from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.training.loops import evaluation_envs
 
 Frame = UInt8[np.ndarray, "height width 3"]

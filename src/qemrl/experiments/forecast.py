@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qemrl.config.serialize import to_json
 from qemrl.experiments.engines import Needs
-from qemrl.experiments.sweep import Standing, State
+from qemrl.experiments.sweep import RunStatus, State
 from qemrl.experiments.worker import with_environment
-from qemrl.serialization import to_json
-from qemrl.training.config import RunConfig, domain_of, read_config
+from qemrl.training.config import RunConfig, env_family, read_config
 from qemrl.training.loops import describe_environment, make_loop, replay_bytes
 from qemrl.training.run_directory import RunDirectory
 from qemrl.types import EnvSpec
@@ -33,7 +33,7 @@ RECORD_BYTES, EPISODE_BYTES = 700, 30
 """A record in metrics.jsonl and timing.jsonl, and an episode of an evaluation, on the disk."""
 
 Kind = tuple[str, str, tuple[int, ...]]
-"""Algorithm, domain and shape of the observation: what speed depends on."""
+"""Algorithm, family and shape of the observation: what speed depends on."""
 
 
 @dataclass(frozen=True)
@@ -71,45 +71,45 @@ class Forecast:
     """Of each, when it is finished."""
 
 
-def needs_of(standings: Sequence[Standing], cpus: int, gpus: float, memory_bytes: int | None) -> dict[Path, Needs]:
+def needs_of(statuses: Sequence[RunStatus], cpus: int, gpus: float, memory_bytes: int | None) -> dict[Path, Needs]:
     """What each run takes; the memory that is given, or else an estimate."""
     replays: dict[tuple[str, str], int] = {}
     needs = {}
-    for standing in standings:
-        config = standing.run.config
-        key = (standing.run.arm, config.env)
+    for status in statuses:
+        config = status.run.config
+        key = (status.run.arm, config.env)
         if memory_bytes is None and key not in replays:
             replays[key] = replay_bytes(config, describe_environment(config))
-        needs[standing.path] = Needs(memory_bytes or PROCESS_BYTES + replays[key], cpus, gpus)
+        needs[status.path] = Needs(memory_bytes or PROCESS_BYTES + replays[key], cpus, gpus)
     return needs
 
 
-def forecast(standings: Sequence[Standing], cpus: int, seconds: float, tell: Callable[[str], None]) -> list[Forecast]:
+def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Callable[[str], None]) -> list[Forecast]:
     """What is left of a sweep will cost so much.
 
     Args:
-        standings: All runs of it.
+        statuses: All runs of it.
         cpus: The threads of each run.
         seconds: How long a kind of run is tried out.
         tell: Is told what is being measured.
     """
-    groups: dict[tuple[str, str], list[Standing]] = {}
-    for standing in standings:
-        groups.setdefault((standing.run.arm, standing.run.config.env), []).append(standing)
+    groups: dict[tuple[str, str], list[RunStatus]] = {}
+    for status in statuses:
+        groups.setdefault((status.run.arm, status.run.config.env), []).append(status)
     specs = {env: describe_environment(group[0].run.config) for (_, env), group in groups.items()}
     tried: dict[Kind, Measured] = {}
     found = []
     for (arm, env), group in groups.items():
-        left = [standing for standing in group if standing.state is not State.FINISHED]
+        left = [status for status in group if status.state is not State.FINISHED]
         if not left:
             continue
         config, spec = left[0].run.config, specs[env]
-        kind = (arm, domain_of(env), spec.observation_shape)
+        kind = (arm, env_family(env), spec.observation_shape)
         if kind not in tried:
             tell(f"trying out {arm} on {env}")
             tried[kind] = measure(config, spec, cpus, seconds)
         measured = _from_runs(group, tried[kind]) or tried[kind]
-        steps = sum(standing.run.config.whole_steps - standing.step for standing in left)
+        steps = sum(status.run.config.whole_steps - status.step for status in left)
         hours = cpus * steps / measured.steps_per_second / 3600
         replay = replay_bytes(config, spec)
         found.append(
@@ -128,13 +128,13 @@ def storage(config: RunConfig, replay: int, measured: Measured) -> int:
     return KEPT_CHECKPOINTS * (measured.state_bytes + replay) + records * RECORD_BYTES + episodes * EPISODE_BYTES
 
 
-def _from_runs(group: Sequence[Standing], tried: Measured) -> Measured | None:
+def _from_runs(group: Sequence[RunStatus], tried: Measured) -> Measured | None:
     """The speed of runs of the group that have come some way, their evaluations included."""
     steps, seconds = 0, 0.0
-    for standing in group:
-        if not (standing.path / "config.json").exists():
+    for status in group:
+        if not (status.path / "config.json").exists():
             continue
-        for before, after in itertools.pairwise(RunDirectory(standing.path).read_timing()):
+        for before, after in itertools.pairwise(RunDirectory(status.path).read_timing()):
             covered = after["step"] - before["step"]
             if covered > 0 and after["time/fps"]:
                 steps, seconds = steps + covered, seconds + covered / after["time/fps"]
@@ -182,8 +182,8 @@ def _shortened(config: RunConfig) -> RunConfig:
 def try_out(config: RunConfig, seconds: float) -> dict[str, float]:
     """The steps per second of a run, its memory and its checkpoint, measured here and now."""
     loop = make_loop(config)
-    unit = config.pace.steps
-    loop.advance(config.pace.whole(max(config.agent.learning_starts, 1) + 2 * unit), False, lambda: False)
+    unit = config.schedule.steps
+    loop.advance(config.schedule.whole(max(config.agent.learning_starts, 1) + 2 * unit), False, lambda: False)
     count, rate = 1, 0.0
     began = time.perf_counter()
     while True:

@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qemrl.agents.parts import PARTS
-from qemrl.envs.atari import ATARI_PROTOCOLS, protocol_for
-from qemrl.experiments.ready_made import ready_made
-from qemrl.serialization import suggestion, to_json
+from qemrl.config.registry import PARTS
+from qemrl.config.serialize import suggestion, to_json
+from qemrl.envs.gym.atari import ATARI_PROTOCOLS, protocol_for
+from qemrl.experiments.builtin_grids import builtin_grids
 from qemrl.training.config import RunConfig, configure, read_config
 
 
@@ -182,13 +182,13 @@ class Grid:
 
 
 def read_grid(file: str | Path) -> Grid:
-    """The grid of a TOML file, or the ready-made grid of that name."""
+    """The grid of a TOML file, or the built-in grid of that name."""
     path = Path(file)
     if not path.exists() and path.name == str(file):
-        ready = ready_made()
+        ready = builtin_grids()
         if path.stem not in ready:
             raise ValueError(
-                f"there is no file {file} and no ready-made grid of that name; {suggestion(path.stem, ready)}"
+                f"there is no file {file} and no built-in grid of that name; {suggestion(path.stem, ready)}"
             )
         text = ready[path.stem]
     else:

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from qemrl.experiments.curves import Curve
-from qemrl.statistics import Interval
+from qemrl.experiments.statistics import Interval
 
 # A name with an underscore is not compared by the type checks: tasks and arms may have different numbers of runs.
 Scores = Mapping[str, Float[np.ndarray, " _runs"]]
@@ -169,7 +169,7 @@ def paired_difference(
     return aggregate(differences, "mean", seed, resamples)
 
 
-def normalised(by_arm: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Scores]:
+def normalized(by_arm: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Scores]:
     """The scores of all arms, for each task on the scale on which its references are zero and one.
 
     Args:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qemrl.config.serialize import to_json
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid, Run
 from qemrl.experiments.worker import cause_of_failure
-from qemrl.serialization import to_json
 from qemrl.training.run_directory import RunDirectory, RunLockedError, write_atomic
 
 LOOK_EVERY_SECONDS = 1.0
@@ -43,7 +43,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStatus:
     """How far a run is."""
 
     run: Run
@@ -59,7 +59,7 @@ class Standing:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take at the present pace, if that is known."""
+        """How long it will take at the present schedule, if that is known."""
         if self.state is not State.RUNNING or not self.steps_per_second:
             return None
         return (self.run.config.whole_steps - self.step) / self.steps_per_second
@@ -71,25 +71,25 @@ class Sweep:
     def __init__(self, grid: Grid, folder: Path) -> None:
         self.grid, self.folder = grid, folder
         self.runs = grid.runs()
-        self.standings: dict[Path, Standing] = {}
+        self.statuses: dict[Path, RunStatus] = {}
         for run in self.runs:
             path = folder / "runs" / run.name
-            self.standings[path] = _at_first(run, path)
+            self.statuses[path] = _at_first(run, path)
         self._timed: dict[Path, int] = {}
         """How long timing.jsonl was when a run was handed over: it is only ever added to."""
 
     @property
-    def missing(self) -> list[Standing]:
+    def missing(self) -> list[RunStatus]:
         """The runs that are not finished, in the order of the grid."""
-        return [standing for standing in self.standings.values() if standing.state is not State.FINISHED]
+        return [status for status in self.statuses.values() if status.state is not State.FINISHED]
 
     def drive(
         self,
         engine: Engine,
         needs: Mapping[Path, Needs],
-        watch: Callable[[Sequence[Standing]], None],
+        watch: Callable[[Sequence[RunStatus]], None],
         asked: Callable[[], bool],
-    ) -> list[Standing]:
+    ) -> list[RunStatus]:
         """Bring all runs to their end, and say how they stand then.
 
         Args:
@@ -102,7 +102,7 @@ class Sweep:
             RunLockedError: Another process drives a sweep in this folder.
         """
         with self._held():
-            waiting = [standing.path for standing in self.missing]
+            waiting = [status.path for status in self.missing]
             going: set[Path] = set()
             looked = -math.inf
             while (waiting or going) and not asked():
@@ -113,38 +113,38 @@ class Sweep:
                             going.add(path)
                 for path, cause in engine.ended():
                     going.discard(path)
-                    self.standings[path] = _at_last(self.standings[path], cause)
+                    self.statuses[path] = _at_last(self.statuses[path], cause)
                     looked = -math.inf
                 if time.monotonic() - looked >= LOOK_EVERY_SECONDS:
                     for path in going:
-                        self.standings[path] = self._look(path)
-                    watch(list(self.standings.values()))
+                        self.statuses[path] = self._look(path)
+                    watch(list(self.statuses.values()))
                     looked = time.monotonic()
                 if not going and waiting:  # none of them could begin just now
                     time.sleep(LOOK_EVERY_SECONDS / 10)
             if going:
                 engine.stop()
                 for path, cause in engine.ended():
-                    self.standings[path] = _at_last(self.standings[path], cause)
-            watch(list(self.standings.values()))
-        return list(self.standings.values())
+                    self.statuses[path] = _at_last(self.statuses[path], cause)
+            watch(list(self.statuses.values()))
+        return list(self.statuses.values())
 
     def _begin(self, path: Path, engine: Engine, needs: Needs) -> bool:
         """Hand a run over; one that cannot even begin has failed, and does not keep the others from beginning."""
-        run = self.standings[path].run
+        run = self.statuses[path].run
         try:
             RunDirectory.create(path, to_json(run.config), {"arm": run.arm})
             engine.start(path, needs)
         except Exception as error:
-            self.standings[path] = replace(self.standings[path], state=State.FAILED, cause=str(error))
+            self.statuses[path] = replace(self.statuses[path], state=State.FAILED, cause=str(error))
             return False
         self._timed[path] = _size(path / "timing.jsonl")
-        self.standings[path] = replace(self.standings[path], state=State.STARTING, cause=None)
+        self.statuses[path] = replace(self.statuses[path], state=State.STARTING, cause=None)
         return True
 
-    def _look(self, path: Path) -> Standing:
-        """The standing of a run that goes on; until its first record it may still be queueing or compiling."""
-        known = self.standings[path]
+    def _look(self, path: Path) -> RunStatus:
+        """The status of a run that goes on; until its first record it may still be queueing or compiling."""
+        known = self.statuses[path]
         if _size(path / "timing.jsonl") == self._timed[path]:
             return known
         return replace(_progress(known), state=State.RUNNING)
@@ -168,29 +168,29 @@ class Sweep:
             yield
 
 
-def _at_first(run: Run, path: Path) -> Standing:
+def _at_first(run: Run, path: Path) -> RunStatus:
     if (path / "DONE").exists():
-        return replace(_progress(Standing(run, path, State.FINISHED)), state=State.FINISHED)
-    known = _progress(Standing(run, path, State.WAITING))
+        return replace(_progress(RunStatus(run, path, State.FINISHED)), state=State.FINISHED)
+    known = _progress(RunStatus(run, path, State.WAITING))
     return replace(known, state=State.WAITING, steps_per_second=None)
 
 
-def _at_last(standing: Standing, cause: str | None) -> Standing:
-    known = _progress(standing)
-    if (standing.path / "DONE").exists():
+def _at_last(status: RunStatus, cause: str | None) -> RunStatus:
+    known = _progress(status)
+    if (status.path / "DONE").exists():
         return replace(known, state=State.FINISHED)
     if cause is None:
-        begun = (standing.path / "metrics.jsonl").exists()  # or it was still in a queue
+        begun = (status.path / "metrics.jsonl").exists()  # or it was still in a queue
         return replace(known, state=State.STOPPED if begun else State.WAITING)
-    return replace(known, state=State.FAILED, cause=cause_of_failure(standing.path) or cause)
+    return replace(known, state=State.FAILED, cause=cause_of_failure(status.path) or cause)
 
 
-def _progress(standing: Standing) -> Standing:
-    """The standing with what the newest records of the run say."""
-    last = _last_record(standing.path / "timing.jsonl", "step")
+def _progress(status: RunStatus) -> RunStatus:
+    """The status with what the newest records of the run say."""
+    last = _last_record(status.path / "timing.jsonl", "step")
     if last is None:
-        return standing
-    metrics = standing.path / "metrics.jsonl"
+        return status
+    metrics = status.path / "metrics.jsonl"
     score = None
     for tag in ("eval/mean_reward", "rollout/ep_rew_mean"):
         found = _last_record(metrics, tag)
@@ -198,7 +198,7 @@ def _progress(standing: Standing) -> Standing:
             score = found[tag]
             break
     step = (_last_record(metrics, "step") or last)["step"]
-    return replace(standing, step=step, steps_per_second=last.get("time/fps"), score=score)
+    return replace(status, step=step, steps_per_second=last.get("time/fps"), score=score)
 
 
 def _size(file: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from qemrl.exploration.situation import Situation, greedy, random_with
+from qemrl.exploration.context import ActionContext, greedy, random_with
 from qemrl.networks.layers import Key
 from qemrl.types import Array, EnvSpec
 
@@ -48,16 +48,16 @@ class EpsilonGreedy:
         return self.initial + (self.final - self.initial) * jnp.clip(done, 0.0, 1.0)
 
     def choose(
-        self, state: tuple[()], situation: Situation, key: Key, evaluating: bool
+        self, state: tuple[()], context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], tuple[()]]:
         """Actions; the state stays empty."""
-        epsilon = jnp.float32(self.evaluation) if evaluating else self.epsilon(situation.step)
-        return random_with(epsilon, situation, greedy(situation), key), state
+        epsilon = jnp.float32(self.evaluation) if evaluating else self.epsilon(context.step)
+        return random_with(epsilon, context, greedy(context), key), state
 
     def reward(self, state: tuple[()]) -> None:
         """Nothing is added to rewards."""
         del state
 
-    def require_fit(self, representation: Any) -> None:
+    def check_compatible(self, representation: Any) -> None:
         """Q is all that it needs."""
         del representation

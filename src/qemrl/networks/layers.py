@@ -32,7 +32,7 @@ def _uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> Float[Array, "...
 def _affine(
     inputs: Float[Array, "*batch inputs"], weight: Float[Array, "outputs inputs"], bias: Float[Array, " outputs"]
 ) -> Float[Array, "*batch outputs"]:
-    # Outputs come first in the weights: so XLA writes their gradient, and the optimiser reads it, in order.
+    # Outputs come first in the weights: so XLA writes their gradient, and the optimizer reads it, in order.
     outputs = jax.lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))
     return outputs + jnp.broadcast_to(bias, outputs.shape)
 
@@ -65,14 +65,14 @@ class LayerNorm(eqx.Module):
 
     def __call__(self, inputs: Float[Array, "*batch features"]) -> Float[Array, "*batch features"]:
         """The outputs; where all inputs are equal they are the bias."""
-        centred = inputs - jnp.mean(inputs, axis=-1, keepdims=True)
-        spread = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + jnp.float32(1e-5))
+        centered = inputs - jnp.mean(inputs, axis=-1, keepdims=True)
+        spread = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + jnp.float32(1e-5))
         scale, bias = (jnp.broadcast_to(each, inputs.shape) for each in (self.scale, self.bias))
-        return centred * spread * scale + bias
+        return centered * spread * scale + bias
 
 
 class NoisyLinear(eqx.Module):
-    """An affine map with learned, factorised Gaussian noise on its weights (Fortunato et al., 2018).
+    """An affine map with learned, factorized Gaussian noise on its weights (Fortunato et al., 2018).
 
     One draw serves the whole batch. The scales start at `scale` / √(fan-in), the paper's 0.5.
     """
@@ -104,8 +104,8 @@ def _signed_root(noise: Float[Array, " n"]) -> Float[Array, " n"]:
 class Convolution(eqx.Module):
     """A convolution over the two axes before the last: XLA's own, or with `product` a matrix product on patches.
 
-    As a product it stays quick under `vmap` over the weights of several seeds, where XLA would make a grouped
-    convolution of it, and on small boards it is the quicker of the two. From large frames it would write many more
+    As a product it stays fast under `vmap` over the weights of several seeds, where XLA would make a grouped
+    convolution of it, and on small boards it is the faster of the two. From large frames it would write many more
     patches than there are pixels, and XLA's own takes half the time. The weights are the same either way.
     """
 
@@ -150,7 +150,7 @@ def patches(
 ) -> Float[Array, "batch r c features"]:
     """All patches of `size`² pixels, `stride` apart; pixels that no patch covers are left out.
 
-    Blocks of stride² pixels are moved into the channels first, so that a patch is a few neighbouring blocks.
+    Blocks of stride² pixels are moved into the channels first, so that a patch is a few neighboring blocks.
     """
     batch, rows, columns, channels = images.shape
     down, across = (rows - size) // stride + 1, (columns - size) // stride + 1

@@ -6,31 +6,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from qemrl import figures
+from qemrl.plotting import style as figures
 
 
-class Look(NamedTuple):
-    """A colour, a marker and a line style: any one of them tells series apart, also in grey."""
+class LineStyle(NamedTuple):
+    """A color, a marker and a line style: any one of them tells series apart, also in gray."""
 
-    colour: str
+    color: str
     marker: str
     line: str = "-"
 
 
-LOOKS: tuple[Look, ...] = (
-    Look(figures.INK, "o", "-"),
-    Look(figures.COLOURS["blue"], "s", "--"),
-    Look(figures.COLOURS["orange"], "^", "-."),
-    Look(figures.COLOURS["green"], "D", ":"),
-    Look(figures.COLOURS["purple"], "v", "--"),
-    Look(figures.COLOURS["sky"], "P", "-"),
+LOOKS: tuple[LineStyle, ...] = (
+    LineStyle(figures.INK, "o", "-"),
+    LineStyle(figures.COLORS["blue"], "s", "--"),
+    LineStyle(figures.COLORS["orange"], "^", "-."),
+    LineStyle(figures.COLORS["green"], "D", ":"),
+    LineStyle(figures.COLORS["purple"], "v", "--"),
+    LineStyle(figures.COLORS["sky"], "P", "-"),
 )
-"""As many looks as there are laws."""
+"""As many looks as there are distributions."""
 
 
-def entry(look: Look, label: str) -> Line2D:
+def entry(look: LineStyle, label: str) -> Line2D:
     """A line of a legend."""
-    return Line2D([], [], color=look.colour, marker=look.marker, ls=look.line, ms=4, label=label)
+    return Line2D([], [], color=look.color, marker=look.marker, ls=look.line, ms=4, label=label)
 
 
 def level_line(axis: Axes, value: float) -> None:

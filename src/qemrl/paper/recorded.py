@@ -1,4 +1,4 @@
-"""Returns of trained agents, as laws to measure estimators on: `python -m qemrl.paper.recorded` records them anew."""
+"""Returns of trained agents, as distributions to measure estimators on: `python -m qemrl.paper.recorded` records them anew."""
 
 import json
 from functools import lru_cache

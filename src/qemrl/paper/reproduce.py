@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import qemrl
-from qemrl import figures
-from qemrl.paper.item import Item, Result, Scale
-from qemrl.provenance import commit_of_code
+from qemrl.paper.claims import Item, Result, Scale
+from qemrl.plotting import style as figures
+from qemrl.training.provenance import code_commit
 
 
 def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[float], None]) -> Path:
@@ -55,7 +55,7 @@ def _report(item: Item, scale: Scale, seed: int, seconds: float, result: Result)
         "scale": scale,
         "seed": seed,
         "version": qemrl.__version__,
-        "commit": commit_of_code(),
+        "commit": code_commit(),
         "seconds": round(seconds, 1),
         "notes": result.notes,
         "claims": claims,

@@ -16,7 +16,7 @@ from qemrl.types import Batch, EnvSpec, Step
 
 
 class ReplayState(NamedTuple):
-    """The arrays of a replay; a row is a step of all environments, and flat, which is quickest to write and read."""
+    """The arrays of a replay; a row is a step of all environments, and flat, which is fastest to write and read."""
 
     observation: Shaped[Array, "rows features"]
     next_observation: Shaped[Array, "rows features"]

@@ -165,5 +165,5 @@ class FrameStore:
         self._starting |= envs
 
     def settle(self) -> None:
-        """Look for the oldest row anew, because other arrays were restored."""
+        """LineStyle for the oldest row anew, because other arrays were restored."""
         self._oldest = 0

@@ -97,7 +97,7 @@ def fill(tree: Float[np.ndarray, " nodes"], start: int, count: int, value: np.fl
     while first > 1 and first < last:
         first, last = first >> 1, last >> 1
         tree[first : last + 1] = tree[2 * first : 2 * last + 2 : 2] + tree[2 * first + 1 : 2 * last + 2 : 2]
-    while first > 1:  # a single node is left, for which scalars are quicker than arrays
+    while first > 1:  # a single node is left, for which scalars are faster than arrays
         first >>= 1
         tree[first] = tree[2 * first] + tree[2 * first + 1]
 

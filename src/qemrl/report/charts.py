@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl.experiments import curves
-from qemrl.experiments.collected import Cell
+from qemrl.experiments.runs import Cell
 from qemrl.report.content import Content
 from qemrl.report.distributions import Predicted
 from qemrl.report.results import estimate
@@ -24,25 +24,25 @@ IN_DARK = {
     "#009e73": "#1fbf92",
     "#222222": "#e6e8ea",
 }
-"""The colours on a dark background, where some of them would be hard to see."""
+"""The colors on a dark background, where some of them would be hard to see."""
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """How the lines of an algorithm look."""
 
-    colour: str
+    color: str
     dark: str
     dash: str
     """Of SVG: the lengths of strokes and gaps; empty for a solid line."""
 
 
-def looks(arms: Sequence[str]) -> dict[str, Look]:
+def looks(arms: Sequence[str]) -> dict[str, LineStyle]:
     """The looks of algorithms, the same as in figures."""
     found = {}
-    for arm, (colour, line) in curves.looks_of(list(arms)).items():
+    for arm, (color, line) in curves.line_styles(list(arms)).items():
         dash = "" if isinstance(line, str) else " ".join(f"{2 * length:g}" for length in line[1])
-        found[arm] = Look(colour, IN_DARK.get(colour.lower(), colour), dash)
+        found[arm] = LineStyle(color, IN_DARK.get(color.lower(), color), dash)
     return found
 
 
@@ -110,8 +110,8 @@ def profile_chart(content: Content) -> dict[str, Any] | None:
         if profile.low is not None and profile.high is not None:
             line |= {"low": rounded(profile.low), "high": rounded(profile.high)}
         series.append(line)
-    label = "Performance profiles: the share of runs above each normalised score"
-    axes = {"xLabel": "normalised score", "yLabel": "share of runs above", "at": "above {}", "share": True}
+    label = "Performance profiles: the share of runs above each normalized score"
+    axes = {"xLabel": "normalized score", "yLabel": "share of runs above", "at": "above {}", "share": True}
     return {"label": label, "series": series, "yRange": [0, 1.02], "height": 320} | axes
 
 

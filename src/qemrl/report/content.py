@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.collected import Cell, CollectedRun, Collection, Unreadable, collect, files_below, from_there
+from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, files_below, from_there, read_runs
 from qemrl.report.distributions import Predicted, first_seeds, predict
 from qemrl.report.results import Place, Results, results
 
@@ -34,7 +34,7 @@ class Setting:
 class Content:
     """All that a report shows."""
 
-    collection: Collection
+    collection: RunCollection
     cells: Mapping[Place, Cell]
     results: Results
     settings: Sequence[Setting]
@@ -70,7 +70,7 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
         ValueError: There is nothing to report.
     """
     tick("reading runs")
-    collection = collect(folder)
+    collection = read_runs(folder)
     claims, damaged = _claims(folder)
     collection = replace(collection, unreadable=(*collection.unreadable, *damaged))
     if not collection.runs and not claims:
@@ -111,7 +111,7 @@ def _claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     return found, damaged
 
 
-def differing_settings(collection: Collection) -> list[Setting]:
+def differing_settings(collection: RunCollection) -> list[Setting]:
     """The settings in which algorithms differ on a task; where one depends on the task, each value names its tasks."""
     values: dict[str, dict[Place, set[str]]] = {}
     for run in collection.runs:
@@ -184,7 +184,7 @@ def _notes(cells: Mapping[Place, Cell]) -> list[str]:
     return [f"{what}: {'; '.join(places)}." for what, places in said.items()]
 
 
-def _mixed(runs: Sequence[CollectedRun]) -> list[str]:
+def _mixed(runs: Sequence[RunRecord]) -> list[str]:
     """The settings in which runs of one algorithm on one task differ, besides the seed."""
     configs = [flattened(run.record["config"]) for run in runs]
     names = sorted({name for config in configs for name in config})

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl import api
-from qemrl.experiments.collected import Cell, CollectedRun
+from qemrl.experiments.runs import Cell, RunRecord
 from qemrl.experiments.show import kind_of
 from qemrl.training.checkpoint import CheckpointError
 from qemrl.training.loops import evaluation_envs
@@ -55,7 +55,7 @@ class Predicted:
     """The sorted returns of the last evaluation; empty if its episodes were not kept."""
 
 
-def first_seeds(cells: Iterable[Cell]) -> list[tuple[CollectedRun, int]]:
+def first_seeds(cells: Iterable[Cell]) -> list[tuple[RunRecord, int]]:
     """For each algorithm and task the run with a checkpoint that has the lowest seed, and that seed."""
     chosen = []
     for cell in cells:
@@ -66,7 +66,7 @@ def first_seeds(cells: Iterable[Cell]) -> list[tuple[CollectedRun, int]]:
     return chosen
 
 
-def predict(run: CollectedRun, seed: int) -> Predicted:
+def predict(run: RunRecord, seed: int) -> Predicted:
     """What the agent of a run expects at the first observation of an episode.
 
     Raises:

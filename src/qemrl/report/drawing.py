@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from qemrl.report.charts import Look, looks
+from qemrl.report.charts import LineStyle, looks
 from qemrl.report.content import Content
 from qemrl.report.markup import Html, element
 
@@ -20,10 +20,10 @@ class Drawing:
     charts: list[dict[str, Any]] = field(default_factory=list)
 
     @cached_property
-    def looks(self) -> dict[str, Look]:
+    def looks(self) -> dict[str, LineStyle]:
         """How algorithms look, in their order."""
         arms = self.content.collection.arms
-        # Figures know only those that have been evaluated; these choose their colours first, to look the same there.
+        # Figures know only those that have been evaluated; these choose their colors first, to look the same there.
         evaluated = dict.fromkeys(arm for arm, _ in self.content.results.final)
         found = looks([*evaluated, *(arm for arm in arms if arm not in evaluated)])
         return {arm: found[arm] for arm in arms}

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from qemrl import figures
 from qemrl.experiments import curves
+from qemrl.plotting import style as figures
 from qemrl.report.content import Content
 from qemrl.report.results import Aggregates, Estimate, Place
 
@@ -26,8 +26,8 @@ UNDATED: Any = {"CreationDate": None, "Creator": None, "Producer": None}
 LONGEST_NAME = 24
 """How many letters of a name figures have."""
 
-SHOWN = {"higher": figures.COLOURS["blue"], "lower": figures.COLOURS["orange"], "": figures.MUTED}
-"""The colour of a difference: above zero, below it, or neither shown."""
+SHOWN = {"higher": figures.COLORS["blue"], "lower": figures.COLORS["orange"], "": figures.MUTED}
+"""The color of a difference: above zero, below it, or neither shown."""
 
 DIVERGING = LinearSegmentedColormap.from_list("improvement", ["#e8a06b", "#ffffff", "#6ba9d6"])
 """From the worse of a pair over neither to the better; light enough for dark text."""
@@ -58,8 +58,8 @@ def drawable(names: Iterable[str]) -> dict[str, str]:
         plain = "".join(sign if sign.isprintable() else " " for sign in name)
         short = plain if len(plain) <= LONGEST_NAME else f"{plain[: LONGEST_NAME - 1]}…"
         label = short.replace("$", r"\$")  # what stands between two of them would be taken for a formula
-        taken = sum(other.startswith(label) for other in found.values()) if label in found.values() else 0
-        found[name] = f"{label} ({taken + 1})" if taken else label
+        select_action = sum(other.startswith(label) for other in found.values()) if label in found.values() else 0
+        found[name] = f"{label} ({select_action + 1})" if select_action else label
     return found
 
 
@@ -93,7 +93,7 @@ def draw_aggregates(aggregates: Aggregates) -> Figure:
     """A panel for each statistic, with the interval of each algorithm."""
     arms = list(aggregates.profiles)
     labels = drawable(arms)
-    looks = curves.looks_of(list(labels.values()))
+    looks = curves.line_styles(list(labels.values()))
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(6.8, 0.85 + 0.24 * len(arms)), layout="constrained")
         panels = figure.subplots(1, len(aggregates.statistics), sharey=True)
@@ -103,7 +103,7 @@ def draw_aggregates(aggregates: Aggregates) -> Figure:
             axis.set_title(name)
             axis.set_yticks(range(len(arms)), list(labels.values()))
             _style_rows(axis, len(arms))
-        figure.supxlabel(f"normalised score{_over(aggregates)}", fontsize=8)
+        figure.supxlabel(f"normalized score{_over(aggregates)}", fontsize=8)
     return figure
 
 
@@ -112,7 +112,7 @@ def gains_of(content: Content) -> dict[str, dict[str, Estimate]]:
     labels = drawable(content.few_envs)
     panels = {f"{labels[env]}\nreturn": content.results.gains(content.nearest, env) for env in content.few_envs}
     if len(content.collection.envs) > 1:
-        panels["all tasks\nnormalised score"] = content.results.gains(content.nearest, None)
+        panels["all tasks\nnormalized score"] = content.results.gains(content.nearest, None)
     return {title: found for title, found in panels.items() if found}
 
 
@@ -147,10 +147,10 @@ def _style_rows(axis: Axes, count: int) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _draw_interval(axis: Axes, place: int, estimate: Estimate, colour: str) -> None:
+def _draw_interval(axis: Axes, place: int, estimate: Estimate, color: str) -> None:
     if estimate.low is not None and estimate.high is not None:
-        axis.plot([estimate.low, estimate.high], [place, place], color=colour, lw=5, alpha=0.35, solid_capstyle="butt")
-    axis.plot([estimate.value], [place], "|", color=colour, ms=9, mew=2)
+        axis.plot([estimate.low, estimate.high], [place, place], color=color, lw=5, alpha=0.35, solid_capstyle="butt")
+    axis.plot([estimate.value], [place], "|", color=color, ms=9, mew=2)
 
 
 def _over(aggregates: Aggregates) -> str:
@@ -165,24 +165,24 @@ def _over(aggregates: Aggregates) -> str:
 
 
 def draw_profiles(aggregates: Aggregates) -> Figure:
-    """The share of runs above each normalised score."""
+    """The share of runs above each normalized score."""
     labels = drawable(aggregates.profiles)
-    looks = curves.looks_of(list(labels.values()))
+    looks = curves.line_styles(list(labels.values()))
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(4.6, 3.0), layout="constrained")
         axis = figure.subplots()
         for arm, profile in aggregates.profiles.items():
-            colour, line = looks[labels[arm]]
-            axis.step(aggregates.thresholds, profile.share, where="post", color=colour, ls=line, lw=1.6)
+            color, line = looks[labels[arm]]
+            axis.step(aggregates.thresholds, profile.share, where="post", color=color, ls=line, lw=1.6)
             if profile.low is not None and profile.high is not None:
                 ends = (profile.low, profile.high)
-                axis.fill_between(aggregates.thresholds, *ends, color=colour, alpha=0.1, lw=0, step="post")
+                axis.fill_between(aggregates.thresholds, *ends, color=color, alpha=0.1, lw=0, step="post")
         axis.set_xlim(aggregates.thresholds[0], aggregates.thresholds[-1])
         axis.set_ylim(0, 1.02)
-        axis.set_xlabel("normalised score")
+        axis.set_xlabel("normalized score")
         axis.set_ylabel("share of runs above")
         axis.grid(lw=0.3, color=figures.MUTED, alpha=0.5)
-        handles = [Line2D([], [], color=colour, ls=line, label=arm) for arm, (colour, line) in looks.items()]
+        handles = [Line2D([], [], color=color, ls=line, label=arm) for arm, (color, line) in looks.items()]
         figure.legend(handles=handles, loc="outside right upper", handlelength=2.6)
     return figure
 

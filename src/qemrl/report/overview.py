@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qemrl.experiments.collected import CollectedRun
-from qemrl.provenance import shortened
+from qemrl.experiments.runs import RunRecord
 from qemrl.report import numbers
 from qemrl.report.drawing import NOTHING, Drawing
 from qemrl.report.markup import Html, element, folded, joined, listed, table
+from qemrl.training.provenance import shortened
 
 
 def overview(drawing: Drawing) -> Html:
@@ -48,7 +48,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(text for text in texts if text))
 
 
-def _commits(runs: Sequence[CollectedRun]) -> list[str]:
+def _commits(runs: Sequence[RunRecord]) -> list[str]:
     """The commits, shortened if there are several."""
     found = _distinct(str(run.record.get("commit") or "not recorded") for run in runs)
     return found if len(found) == 1 else [shortened(commit, 12) for commit in found]
@@ -60,7 +60,7 @@ def _versions(record: dict[str, Any]) -> str:
     return ", ".join([f"qemrl {record.get('qemrl', 'not recorded')}", *others])
 
 
-def _machines(runs: Sequence[CollectedRun]) -> list[str]:
+def _machines(runs: Sequence[RunRecord]) -> list[str]:
     """What computed the runs, and of how many that is not known, if it is known of some."""
     found = _distinct(machine for run in runs for machine in run.machines)
     unknown = sum(not run.machines for run in runs)

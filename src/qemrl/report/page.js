@@ -149,8 +149,8 @@
     }
     const middle = (scales.pad.left + right) / 2;
     write(spec.xLabel, { x: middle, y: height - 5, "text-anchor": "middle" }, root);
-    const centre = (scales.pad.top + bottom) / 2;
-    write(spec.yLabel, { x: 11, y: centre, "text-anchor": "middle", transform: `rotate(-90 11 ${centre})` }, root);
+    const center = (scales.pad.top + bottom) / 2;
+    write(spec.yLabel, { x: 11, y: center, "text-anchor": "middle", transform: `rotate(-90 11 ${center})` }, root);
   }
 
   function drawLines(root, spec, scales) {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 
 from qemrl.report import details, overview, sections
-from qemrl.report.charts import Look
+from qemrl.report.charts import LineStyle
 from qemrl.report.content import Content
 from qemrl.report.drawing import Drawing
 from qemrl.report.markup import Html, as_script, element, joined
@@ -45,8 +45,8 @@ def page(content: Content) -> str:
     ]
     for name, body in bodies.items():
         heading = element("h2", {"id": f"{name}-title"}, SECTIONS[name][0])
-        parts.append(element("section", {"id": name, "aria-labelledby": f"{name}-title"}, heading, body))
-    style = _own("page.css") + _colours(list(drawing.looks.values()))
+        parts.append(element("section", {"id": name, "aria-labeledby": f"{name}-title"}, heading, body))
+    style = _own("page.css") + _colors(list(drawing.looks.values()))
     script = _own("page.js")
     head = [
         element("meta", {"charset": "utf-8"}),
@@ -70,9 +70,9 @@ def _own(name: str) -> str:
     return (resources.files("qemrl.report") / name).read_text(encoding="utf-8")
 
 
-def _colours(looks: list[Look]) -> str:
-    """The colour of each algorithm, and the shades of probabilities from 0 to 1."""
-    light = "".join(f".arm-{place}{{--arm:{look.colour}}}\n" for place, look in enumerate(looks))
+def _colors(looks: list[LineStyle]) -> str:
+    """The color of each algorithm, and the shades of probabilities from 0 to 1."""
+    light = "".join(f".arm-{place}{{--arm:{look.color}}}\n" for place, look in enumerate(looks))
     dark = "".join(f".arm-{place}{{--arm:{look.dark}}}\n" for place, look in enumerate(looks))
     shades = ""
     for place in range(11):

@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl.experiments import scores
-from qemrl.experiments.collected import Cell
 from qemrl.experiments.curves import Curve
-from qemrl.statistics import mean_interval
+from qemrl.experiments.runs import Cell
+from qemrl.experiments.statistics import mean_interval
 
 GOALS = (0.5, 0.9)
-"""The normalised scores whose first reaching is looked for."""
+"""The normalized scores whose first reaching is looked for."""
 
 RESAMPLES = 2_000
 
@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Reached:
-    """When the runs of an algorithm on a task first had a normalised score."""
+    """When the runs of an algorithm on a task first had a normalized score."""
 
     goal: float
     score: float
@@ -58,7 +58,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Profile:
-    """The share of runs above each normalised score, averaged over tasks."""
+    """The share of runs above each normalized score, averaged over tasks."""
 
     share: Float[np.ndarray, " thresholds"]
     low: Float[np.ndarray, " thresholds"] | None
@@ -67,7 +67,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Aggregates:
-    """What normalised scores say over tasks."""
+    """What normalized scores say over tasks."""
 
     references: Mapping[str, tuple[float, float]]
     """The returns that stand for 0 and 1, for each task that counts."""
@@ -78,7 +78,7 @@ class Aggregates:
     thresholds: Float[np.ndarray, " thresholds"]
     profiles: Mapping[str, Profile]
     differences: Mapping[Place, Estimate]
-    """The first algorithm minus the second, in normalised score, over pairs of seeds."""
+    """The first algorithm minus the second, in normalized score, over pairs of seeds."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Results:
 
         Args:
             pairs: Algorithms, and those that they are compared with.
-            env: The task; None for the normalised score over tasks.
+            env: The task; None for the normalized score over tasks.
         """
         overall = self.aggregates.differences if self.aggregates else {}
         found = {
@@ -191,7 +191,7 @@ def _aggregates(
     seed: int,
 ) -> Aggregates:
     raw = {arm: {env: curves[arm, env].final for env in references} for arm in arms}
-    normal = scores.normalised(raw, references)
+    normal = scores.normalized(raw, references)
     every = np.concatenate([values for by_task in normal.values() for values in by_task.values()])
     thresholds = np.linspace(min(0.0, float(every.min())), max(1.0, float(every.max())), 101)
     return Aggregates(

@@ -111,7 +111,7 @@ def _differences(drawing: Drawing, label: str, pairs: Mapping[str, str], place: 
     by_task = {env: content.results.gains(pairs, env) for env in content.collection.envs}
     by_task = {env: found for env, found in by_task.items() if found}
     overall = content.results.gains(pairs, None)
-    head: list[Piece] = ["algorithm", *by_task, *(["all tasks, normalised"] if overall else [])]
+    head: list[Piece] = ["algorithm", *by_task, *(["all tasks, normalized"] if overall else [])]
     rows = []
     for arm, against in pairs.items():
         if any(arm in found for found in by_task.values()):
@@ -129,7 +129,7 @@ def _difference(estimate: Estimate | None, scale: float) -> Html:
 
 
 def aggregates(drawing: Drawing) -> Html | None:
-    """Statistics of normalised scores over tasks."""
+    """Statistics of normalized scores over tasks."""
     results = drawing.content.results
     if not results.final:
         return None
@@ -147,15 +147,15 @@ def aggregates(drawing: Drawing) -> Html | None:
     ends = [(env, numbers.number(bottom), numbers.number(top)) for env, (bottom, top) in found.references.items()]
     parts = [
         paragraph(
-            "Last evaluations are normalised task by task: 0 is the lowest evaluation that any algorithm's mean had "
+            "Last evaluations are normalized task by task: 0 is the lowest evaluation that any algorithm's mean had "
             "at any step, 1 is the last evaluation of the best algorithm's mean. IQM is the mean of the middle half of "
             "all runs; mean and median are of the tasks' means. Brackets are 95% intervals of a stratified bootstrap "
             f"({RESAMPLES:,} draws): runs are redrawn within each task, so they say how other seeds would have turned "
             "out, not other tasks."
         ),
-        table("Normalised scores over tasks", ("algorithm", *found.statistics), rows),
+        table("Normalized scores over tasks", ("algorithm", *found.statistics), rows),
         paragraph(f"All drawings reach from {numbers.number(low, 1.0)} to {numbers.number(high, 1.0)}."),
-        folded("What 0 and 1 stand for", table("Returns that are normalised to", ("task", "0", "1"), ends)),
+        folded("What 0 and 1 stand for", table("Returns that are normalized to", ("task", "0", "1"), ends)),
     ]
     if results.left_out:
         parts.append(folded("Tasks that are left out here", reasons))
@@ -192,7 +192,7 @@ def profiles(drawing: Drawing) -> Html | None:
     return joined(
         [
             paragraph(
-                "The share of runs that end above each normalised score, averaged over tasks; a line that lies above "
+                "The share of runs that end above each normalized score, averaged over tasks; a line that lies above "
                 "another is better at that score. Bands are 95% intervals of the same bootstrap, at each score for "
                 "itself."
             ),

@@ -1,6 +1,6 @@
 """The tabular laboratory: small processes, the exact truth about them, and learners to hold against it."""
 
-from qemrl.tabular.distribution import Distribution, cramer, wasserstein
+from qemrl.tabular.discrete_distribution import DiscreteDistribution, cramer, wasserstein
 from qemrl.tabular.exact import Policy, Solution, policy_values, return_distribution, sample_returns, solve
 from qemrl.tabular.fixed_points import (
     categorical_fixed_point,
@@ -31,13 +31,13 @@ from qemrl.tabular.measure import (
     temporal_std,
 )
 from qemrl.tabular.representations import Categories, Expectiles, Quantiles, Representation, Scalar
-from qemrl.tabular.rewards import RewardLaw, exponential, normal_mixture_reward, uniform
+from qemrl.tabular.rewards import RewardDistribution, exponential, normal_mixture_reward, uniform
 from qemrl.tabular.schedules import Geometric, Steps
 
 __all__ = [
     "Categories",
     "Decomposition",
-    "Distribution",
+    "DiscreteDistribution",
     "Expectiles",
     "Geometric",
     "History",
@@ -46,7 +46,7 @@ __all__ = [
     "Policy",
     "Quantiles",
     "Representation",
-    "RewardLaw",
+    "RewardDistribution",
     "Scalar",
     "Solution",
     "Steps",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from qemrl.tabular.distribution import Distribution
+from qemrl.tabular.discrete_distribution import DiscreteDistribution
 from qemrl.tabular.mdp import TabularMDP
 
 Policy = Int[np.ndarray, " s"] | Float[np.ndarray, "s a"]
@@ -88,19 +88,21 @@ def return_distribution(
     max_atoms: int = 1_000_000,
     samples: int = 100_000,
     rng: np.random.Generator | None = None,
-) -> Distribution:
+) -> DiscreteDistribution:
     """The distribution of the return from `state`.
 
     For rewards that are numbers, by following every path until the probability of those still on their way is below
     `tolerance` (their return so far is then taken for the whole; `error` says how much mass that is). For rewards drawn
-    from laws, the empirical distribution of `samples` returns, which takes an `rng`; `error` is then its 95% band.
+    from distributions, the empirical distribution of `samples` returns, which takes an `rng`; `error` is then its 95% band.
     """
     if mdp.has_continuous_rewards:
         if rng is None:
-            raise ValueError(f"{mdp.name} has rewards that are drawn from laws; give an rng to sample returns with")
+            raise ValueError(
+                f"{mdp.name} has rewards that are drawn from distributions; give an rng to sample returns with"
+            )
         band = float(np.sqrt(np.log(2 / 0.05) / (2 * samples)))  # Dvoretzky, Kiefer, Wolfowitz and Massart
-        sampled = Distribution.of(sample_returns(mdp, policy, state, samples, rng))
-        return Distribution(sampled.atoms, sampled.probs, band)
+        sampled = DiscreteDistribution.of(sample_returns(mdp, policy, state, samples, rng))
+        return DiscreteDistribution(sampled.atoms, sampled.probs, band)
     choose = action_probs(mdp, policy)
     states, values, mass = np.array([state]), np.zeros(1), np.ones(1)
     done_values, done_mass, factor = [], [], 1.0
@@ -118,8 +120,8 @@ def return_distribution(
             break
     left = float(mass.sum())
     atoms, probs = np.concatenate([*done_values, values]), np.concatenate([*done_mass, mass])
-    whole = Distribution.of(np.round(atoms, 14), probs)
-    return Distribution(whole.atoms, whole.probs, left)
+    whole = DiscreteDistribution.of(np.round(atoms, 14), probs)
+    return DiscreteDistribution(whole.atoms, whole.probs, left)
 
 
 def _merge(states: np.ndarray, values: np.ndarray, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -147,10 +149,10 @@ def sample_returns(
         actions = _pick(choose[states], rng)
         picked = _pick(outcomes[states, actions], rng)
         place = (states, actions, picked)
-        rewards, laws = mdp.rewards[place].copy(), mdp.laws[place]
-        for index, law in enumerate(mdp.reward_laws):
-            drawn = laws == index
-            rewards[drawn] += law.law.quantile(rng.random(int(drawn.sum())))
+        rewards, distributions = mdp.rewards[place].copy(), mdp.distributions[place]
+        for index, distribution in enumerate(mdp.reward_distributions):
+            drawn = distributions == index
+            rewards[drawn] += distribution.distribution.quantile(rng.random(int(drawn.sum())))
         returns[running] += factor * rewards
         alive = ~mdp.terminal[place]
         running, states = running[alive], mdp.next_states[place][alive]

@@ -1,7 +1,7 @@
 """Where projected distributional dynamic programming ends up: the limits of quantile, categorical and expectile TD.
 
 All are for a policy, and give a distribution of returns for each state. They are exact for rewards that are numbers. A
-reward that is drawn from a law stands for `resolution` equally likely numbers, its quantiles at midpoints.
+reward that is drawn from a distribution stands for `resolution` equally likely numbers, its quantiles at midpoints.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,17 @@ class Backup(NamedTuple):
 
 
 def backup(mdp: TabularMDP, policy: Policy, resolution: int = 1024) -> Backup:
-    """The one-step mixture under a policy, with laws of rewards taken apart into numbers."""
+    """The one-step mixture under a policy, with distributions of rewards taken apart into numbers."""
     probs = action_probs(mdp, policy)[:, :, None] * mdp.probs
-    laws = [np.array([0.0]), *(law.law.quantile(midpoints(resolution)) for law in mdp.reward_laws)]
+    distributions = [
+        np.array([0.0]),
+        *(distribution.distribution.quantile(midpoints(resolution)) for distribution in mdp.reward_distributions),
+    ]
     rows = []
     for s in range(mdp.num_states):
         parts = []
         for a, k in zip(*np.nonzero(probs[s]), strict=True):
-            spread = laws[mdp.laws[s, a, k] + 1]
+            spread = distributions[mdp.distributions[s, a, k] + 1]
             go_on = 0.0 if mdp.terminal[s, a, k] else mdp.discount
             parts.append(
                 np.stack(

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from qemrl.tabular.beliefs import Beliefs, beliefs_after, evidence_at
-from qemrl.tabular.beliefs import begin as begin_beliefs
 from qemrl.tabular.exact import Policy, action_probs
 from qemrl.tabular.mdp import TabularMDP
 from qemrl.tabular.representations import Quantiles, Representation, Row
-from qemrl.tabular.rewards import RewardLaw
+from qemrl.tabular.rewards import RewardDistribution
 from qemrl.tabular.schedules import Schedule, Steps
+from qemrl.tabular.variance_state import VarianceState, update_variance_state, variance_inputs_at
+from qemrl.tabular.variance_state import begin as init_variance_state
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Learning:
     """How many transitions pass between two records."""
 
     belief_rate: float = 1e-3
-    """The least weight of a visit in slow copies and running moments, for estimators that V is estimated for."""
+    """The least weight of a visit in EMA networks and running moments, for estimators that V is estimated for."""
 
 
 class History(NamedTuple):
@@ -68,7 +68,7 @@ class History(NamedTuple):
     """How many episodes were over."""
     table: Float[np.ndarray, "seeds s a d"]
     """The rows of all states in the end."""
-    beliefs: Beliefs | None = None
+    variance_state: VarianceState | None = None
     """What V was estimated from in the end, where it was."""
 
 
@@ -78,7 +78,7 @@ class _Model(NamedTuple):
     outcome_ends: Float[Array, "s a ends"]
     next_states: Int[Array, "s a k"]
     rewards: Float[Array, "s a k"]
-    laws: Int[Array, "s a k"]
+    distributions: Int[Array, "s a k"]
     terminal: Bool[Array, "s a k"]
     first_ends: Float[Array, " ends"]
     discount: Float[Array, ""]
@@ -93,7 +93,7 @@ class _State(NamedTuple):
     age: Int[Array, ""]
     episodes: Int[Array, ""]
     step: Int[Array, ""]
-    beliefs: Beliefs | None
+    variance_state: VarianceState | None
 
 
 def learn(
@@ -112,7 +112,7 @@ def learn(
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
     model = _model(mdp, learning.representation, policy)
-    start, advance, estimate = _programs(_shared(learning), mdp.reward_laws)
+    start, advance, estimate = _programs(_shared(learning), mdp.reward_distributions)
     state = start(model, keys)
     records = learning.steps // learning.record_every
     kept = []
@@ -123,8 +123,8 @@ def learn(
         tick((record + 1) / records)
     q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*kept, strict=True))
     steps = learning.record_every * np.arange(1, records + 1)
-    beliefs = jax.tree.map(np.asarray, state.beliefs)
-    return History(steps, q, rows, counts, episodes, np.asarray(state.table), beliefs)
+    variance_state = jax.tree.map(np.asarray, state.variance_state)
+    return History(steps, q, rows, counts, episodes, np.asarray(state.table), variance_state)
 
 
 def _model(mdp: TabularMDP, representation: Representation, policy: Policy | None) -> _Model:
@@ -135,7 +135,7 @@ def _model(mdp: TabularMDP, representation: Representation, policy: Policy | Non
         ends(mdp.probs),
         jnp.asarray(mdp.next_states, jnp.int32),
         jnp.asarray(mdp.rewards, jnp.float32),
-        jnp.asarray(mdp.laws, jnp.int32),
+        jnp.asarray(mdp.distributions, jnp.int32),
         jnp.asarray(mdp.terminal),
         ends(mdp.initial),
         jnp.asarray(mdp.discount, jnp.float32),
@@ -150,12 +150,14 @@ def _shared(learning: Learning) -> Learning:
 
 
 @lru_cache(maxsize=64)
-def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable, Callable]:
+def _programs(
+    learning: Learning, reward_distributions: tuple[RewardDistribution, ...]
+) -> tuple[Callable, Callable, Callable]:
     """The compiled start, stretch between two records, and estimate of Q, of a batch of seeds.
 
     The process is an argument of all, so that they are compiled once for each shape.
     """
-    begin, step, estimate = _build(learning, reward_laws)
+    begin, step, estimate = _build(learning, reward_distributions)
 
     def stretch(model: _Model, state: _State, key: PRNGKeyArray) -> _State:
         draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
@@ -168,7 +170,9 @@ def _programs(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[C
     )
 
 
-def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Callable, Callable, Callable]:
+def _build(
+    learning: Learning, reward_distributions: tuple[RewardDistribution, ...]
+) -> tuple[Callable, Callable, Callable]:
     representation = learning.representation
     quantiles = representation if isinstance(representation, Quantiles) else None
     heads = 1 if quantiles is None else quantiles.num_heads
@@ -179,16 +183,16 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         zero = jnp.zeros((), jnp.int32)
         first = _index(model.first_ends, jax.random.uniform(state_key))
         table = representation.init(table_key, shape[:2])
-        beliefs = begin_beliefs(quantiles, table) if quantiles is not None and quantiles.needs else None
-        return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero, beliefs)
+        variance_state = init_variance_state(quantiles, table) if quantiles is not None and quantiles.needs else None
+        return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero, variance_state)
 
     def estimate(model: _Model, now: _State, place: Any = ...) -> Float[Array, "*batch"]:
         """Q of all actions, in a state or in all."""
         rows = now.table[place]
-        if quantiles is None or now.beliefs is None:
+        if quantiles is None or now.variance_state is None:
             return rows @ model.weights
         visits = now.counts[place].sum(-1)
-        return quantiles.q(rows, evidence_at(quantiles, now.beliefs, rows, now.step, visits, place))
+        return quantiles.q(rows, variance_inputs_at(quantiles, now.variance_state, rows, now.step, visits, place))
 
     def greedy(model: _Model, now: _State, state: Int[Array, ""]) -> Int[Array, ""]:
         return jnp.argmax(estimate(model, now, state)).astype(jnp.int32)
@@ -201,17 +205,19 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
         random = jnp.minimum((which * actions).astype(jnp.int32), actions - 1)
         return jnp.where(explore < learning.epsilon(count), random, greedy(model, now, now.state))
 
-    def draw_reward(key: PRNGKeyArray, law: Int[Array, ""]) -> Float[Array, ""]:
-        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in reward_laws)]
-        return jax.lax.switch(law + 1, branches, key)
+    def draw_reward(key: PRNGKeyArray, distribution: Int[Array, ""]) -> Float[Array, ""]:
+        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in reward_distributions)]
+        return jax.lax.switch(distribution + 1, branches, key)
 
     def step(model: _Model, key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
         action = act(model, now, draws[0], draws[1])
         outcome = _index(model.outcome_ends[now.state, action], draws[2])
         place = (now.state, action, outcome)
         reward, following, ends = model.rewards[place], model.next_states[place], model.terminal[place]
-        if reward_laws:
-            reward = reward + draw_reward(jax.random.fold_in(jax.random.fold_in(key, 1), now.step), model.laws[place])
+        if reward_distributions:
+            reward = reward + draw_reward(
+                jax.random.fold_in(jax.random.fold_in(key, 1), now.step), model.distributions[place]
+            )
         if model.policy_ends is not None:
             next_action = _index(model.policy_ends[following], draws[3])
         else:
@@ -224,12 +230,12 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
             mask_key = jax.random.fold_in(jax.random.fold_in(key, 2), now.step)
             chosen = jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
             direction = jnp.where(chosen, direction, 0.0)
-        beliefs = now.beliefs
-        if quantiles is not None and beliefs is not None:
+        variance_state = now.variance_state
+        if quantiles is not None and variance_state is not None:
             seen = now.counts[now.state, action].sum()
             rate = jnp.maximum(learning.belief_rate, 1 / (seen.astype(jnp.float32) + 1))
             targets = reward + discount * next_row
-            beliefs = beliefs_after(quantiles, beliefs, (now.state, action), row, targets, rate)
+            variance_state = update_variance_state(quantiles, variance_state, (now.state, action), row, targets, rate)
         row = row + learning.learning_rate(now.step) * direction
         age = now.age + 1
         over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)
@@ -241,7 +247,7 @@ def _build(learning: Learning, reward_laws: tuple[RewardLaw, ...]) -> tuple[Call
             jnp.where(over, 0, age),
             now.episodes + over.astype(jnp.int32),
             now.step + 1,
-            beliefs,
+            variance_state,
         ), None
 
     return begin, step, estimate

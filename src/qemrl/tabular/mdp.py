@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from qemrl.tabular.rewards import RewardLaw, exponential, normal_mixture_reward, uniform
+from qemrl.tabular.rewards import RewardDistribution, exponential, normal_mixture_reward, uniform
 
 
 class Outcome(NamedTuple):
@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
 
     prob: float
     next_state: int
-    reward: float | RewardLaw
+    reward: float | RewardDistribution
     terminal: bool
 
 
@@ -31,14 +31,14 @@ class TabularMDP:
     probs: Float[np.ndarray, "s a k"]
     next_states: Int[np.ndarray, "s a k"]
     rewards: Float[np.ndarray, "s a k"]
-    """The reward, or what is added to it if there is a law."""
-    laws: Int[np.ndarray, "s a k"]
-    """Which of `reward_laws` the reward is drawn from; −1 where it is a number."""
+    """The reward, or what is added to it if there is a distribution."""
+    distributions: Int[np.ndarray, "s a k"]
+    """Which of `reward_distributions` the reward is drawn from; −1 where it is a number."""
     terminal: Bool[np.ndarray, "s a k"]
     discount: float
     initial: Float[np.ndarray, " s"]
     """The distribution of the first state."""
-    reward_laws: tuple[RewardLaw, ...] = ()
+    reward_distributions: tuple[RewardDistribution, ...] = ()
     grid: tuple[str, ...] = ()
     """The map, for processes that have one: a letter for each state, row by row."""
 
@@ -54,14 +54,14 @@ class TabularMDP:
 
     @property
     def has_continuous_rewards(self) -> bool:
-        """True if some reward is drawn from a law."""
-        return bool((self.laws >= 0).any())
+        """True if some reward is drawn from a distribution."""
+        return bool((self.distributions >= 0).any())
 
     @property
     def mean_rewards(self) -> Float[np.ndarray, "s a k"]:
         """The expected reward of each outcome."""
-        means = np.array([law.law.mean for law in self.reward_laws] + [0.0])
-        return self.rewards + means[self.laws]
+        means = np.array([distribution.distribution.mean for distribution in self.reward_distributions] + [0.0])
+        return self.rewards + means[self.distributions]
 
     @property
     def start(self) -> int:
@@ -85,7 +85,7 @@ def make_mdp(
 
     Args:
         outcomes: For each state and action, tuples (probability, next state, reward, terminal). A reward is a number
-            or a `RewardLaw`.
+            or a `RewardDistribution`.
         discount: What a reward one step later is worth, between 0 and 1.
         initial: The first state, or its distribution.
         name: What the process is called in tables and figures.
@@ -101,9 +101,9 @@ def make_mdp(
     width = max(len(row) for state in outcomes for row in state)
     shape = (states, actions, width)
     probs, rewards = np.zeros(shape), np.zeros(shape)
-    next_states, laws = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
+    next_states, distributions = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
     terminal = np.ones(shape, dtype=bool)
-    found: list[RewardLaw] = []
+    found: list[RewardDistribution] = []
     for s, row in enumerate(outcomes):
         if len(row) != actions:
             raise ValueError(f"state {s} has {len(row)} actions, state 0 has {actions}")
@@ -111,14 +111,23 @@ def make_mdp(
             _check_outcomes(s, a, listed, states)
             for k, (prob, next_state, reward, ends) in enumerate(listed):
                 probs[s, a, k], next_states[s, a, k], terminal[s, a, k] = prob, next_state, ends
-                if isinstance(reward, RewardLaw):
+                if isinstance(reward, RewardDistribution):
                     if reward not in found:
                         found.append(reward)
-                    laws[s, a, k] = found.index(reward)
+                    distributions[s, a, k] = found.index(reward)
                 else:
                     rewards[s, a, k] = reward
     return TabularMDP(
-        name, probs, next_states, rewards, laws, terminal, discount, _initial(initial, states), tuple(found), grid
+        name,
+        probs,
+        next_states,
+        rewards,
+        distributions,
+        terminal,
+        discount,
+        _initial(initial, states),
+        tuple(found),
+        grid,
     )
 
 
@@ -134,7 +143,7 @@ def _check_outcomes(s: int, a: int, listed: Sequence, states: int) -> None:
             raise ValueError(f"{place}: a probability is {prob}")
         if not 0 <= next_state < states:
             raise ValueError(f"{place}: there is no state {next_state}; states are 0 to {states - 1}")
-        if not isinstance(reward, RewardLaw) and not np.isfinite(reward):
+        if not isinstance(reward, RewardDistribution) and not np.isfinite(reward):
             raise ValueError(f"{place}: a reward is {reward}")
     total = sum(outcome[0] for outcome in listed)
     if abs(total - 1) > 1e-8:
@@ -187,7 +196,7 @@ def frozen_lake(map_or_size: str | Sequence[str] = "4x4", slippery: bool = True,
     return from_gymnasium(FrozenLakeEnv(desc=rows, is_slippery=slippery), discount, "FrozenLake")
 
 
-def chain(length: int = 6, discount: float = 0.99, reward: float | RewardLaw | None = None) -> TabularMDP:
+def chain(length: int = 6, discount: float = 0.99, reward: float | RewardDistribution | None = None) -> TabularMDP:
     """The paper's Figure 3: one action, states in a row, and a random reward at the end.
 
     Its parameters stand only in a figure that is not part of the text; without a `reward` it is the mixture of the
@@ -219,7 +228,7 @@ def toy_exponential(means: tuple[float, float] = (1.2, 1.0), discount: float = 1
     scaled = [exponential(mean / discount**2) for mean in means]
     start = [[Outcome(1.0, 1, 0.0, False)], [Outcome(1.0, 2, 0.0, False)]]
     walk = [[[Outcome(1.0, s + 2, 0.0, False)]] * 2 for s in (1, 2)]
-    ends = [[[Outcome(1.0, s, law, True)]] * 2 for s, law in ((3, scaled[0]), (4, scaled[1]))]
+    ends = [[[Outcome(1.0, s, distribution, True)]] * 2 for s, distribution in ((3, scaled[0]), (4, scaled[1]))]
     return make_mdp([start, *walk, *ends], discount, name="Exponential rewards")
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from qemrl.tabular.distribution import Distribution, wasserstein
+from qemrl.tabular.discrete_distribution import DiscreteDistribution, wasserstein
 from qemrl.tabular.exact import Policy, action_probs, policy_values, solve
 from qemrl.tabular.learning import History
 from qemrl.tabular.mdp import TabularMDP
@@ -22,14 +22,14 @@ class Decomposition(NamedTuple):
     """E1, the estimate less the sampled operator applied to all estimates."""
     sampling: Float[np.ndarray, "seeds t s a"]
     """E2, the sampled operator less the true one."""
-    parametrisation: Float[np.ndarray, "seeds t s a"]
+    parametrization: Float[np.ndarray, "seeds t s a"]
     """E3, the true operator applied to the estimates less the truth."""
 
 
 def decompose(mdp: TabularMDP, history: History, policy: Policy | None = None) -> Decomposition:
     """Equation (1) for the learned estimates; without a policy, for the greedy one against the optimal values.
 
-    The sampled operator averages over the outcomes seen so far, with expected rewards for those drawn from laws.
+    The sampled operator averages over the outcomes seen so far, with expected rewards for those drawn from distributions.
     """
     truth = solve(mdp).q if policy is None else policy_values(mdp, policy)
     values = history.q.max(-1) if policy is None else (history.q * action_probs(mdp, policy)).sum(-1)
@@ -47,7 +47,7 @@ def start_error(mdp: TabularMDP, history: History, truth: float) -> Float[np.nda
 
 
 def start_distances(
-    mdp: TabularMDP, history: History, representation: Representation, truth: Distribution
+    mdp: TabularMDP, history: History, representation: Representation, truth: DiscreteDistribution
 ) -> Float[np.ndarray, "seeds t"]:
     """W₁ between the learned return distribution of the best action in the first state and the truth."""
     best = history.q[:, :, mdp.start].argmax(-1)
@@ -55,12 +55,12 @@ def start_distances(
     return np.array([[wasserstein(as_distribution(representation, row), truth) for row in seed] for seed in rows])
 
 
-def as_distribution(representation: Representation, row: Float[np.ndarray, " d"]) -> Distribution:
+def as_distribution(representation: Representation, row: Float[np.ndarray, " d"]) -> DiscreteDistribution:
     """The distribution that a learned row of quantiles or probabilities stands for."""
     if isinstance(representation, Quantiles):
-        return Distribution.of(row)
+        return DiscreteDistribution.of(row)
     if isinstance(representation, Categories):
-        return Distribution.of(representation.support, np.maximum(row, 0))
+        return DiscreteDistribution.of(representation.support, np.maximum(row, 0))
     raise ValueError(f"a row of {type(representation).__name__} stands for no single distribution")
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from qemrl.estimators.estimated_variance import VarianceInputs
 from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator
-from qemrl.estimators.evidence import Evidence
 from qemrl.estimators.levels import midpoints
 from qemrl.tabular.fixed_points import expectile_levels, impute
 
@@ -89,10 +89,10 @@ class Quantiles:
         """Rows as the quantiles of each head."""
         return rows.reshape(*rows.shape[:-1], self.num_heads, self.num_quantiles)
 
-    def q(self, rows: Float[Array, "*batch d"], evidence: Evidence) -> Float[Array, "*batch"]:
+    def q(self, rows: Float[Array, "*batch d"], variance_inputs: VarianceInputs) -> Float[Array, "*batch"]:
         """Q of rows, by an estimator that needs evidence on the quantiles of each head."""
         assert isinstance(self.estimator, QEM)
-        estimates = self.estimator.mean(self.heads(rows), midpoints(self.num_quantiles), None, evidence)
+        estimates = self.estimator.mean(self.heads(rows), midpoints(self.num_quantiles), None, variance_inputs)
         return jnp.mean(estimates, axis=-1)
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -102,7 +102,7 @@ class Quantiles:
     def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
         """τ_i − (1/N) Σ_j 1{y_j < θ_i}: at a tie the quantile counts as not above the target.
 
-        The sum is written out: XLA then makes one vectorised kernel of it, five times as fast as a reduction.
+        The sum is written out: XLA then makes one vectorized kernel of it, five times as fast as a reduction.
         """
         if self.num_heads > 1:
             alone = replace(self, num_heads=1)

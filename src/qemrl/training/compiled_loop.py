@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.algorithm import AgentState, Algorithm, View
-from qemrl.envs.compiled import CompiledEnv, autoreset_step
+from qemrl.agents.agent import AgentState, Algorithm, View
+from qemrl.envs.jax.compiled import CompiledEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
+from qemrl.training.accumulator import Accumulator
 from qemrl.training.checkpoint import flatten, unflatten
-from qemrl.training.pace import Pace
-from qemrl.training.play import play_compiled
+from qemrl.training.evaluation import play_compiled
 from qemrl.training.randomness import Keys
-from qemrl.training.tally import Tally
+from qemrl.training.schedule import StepSchedule
 from qemrl.types import Step
 
 
-def in_turn(work: Callable[[Any, Int[Array, ""]], tuple[Any, Any]], start: Any, count: int) -> tuple[Any, Any]:
+def scan_or_once(work: Callable[[Any, Int[Array, ""]], tuple[Any, Any]], start: Any, count: int) -> tuple[Any, Any]:
     """A scan over 0, ..., count − 1, and no loop where that is one number.
 
     A program with a loop holds the work once, however often it is done, and compiles in a fraction of the time. But in
@@ -53,7 +53,7 @@ class SeedState(NamedTuple):
     acting: Any
     running: Running
     replay: Any
-    tally: Tally
+    accumulator: Accumulator
 
 
 class CompiledLoop:
@@ -64,13 +64,13 @@ class CompiledLoop:
         algorithm: Algorithm,
         env: CompiledEnv,
         replay: DeviceReplay,
-        pace: Pace,
+        schedule: StepSchedule,
         batch_size: int,
         clip_rewards: bool,
         seeds: tuple[int, ...],
         evaluation_episodes: int,
     ) -> None:
-        self.algorithm, self.env, self.replay, self.pace = algorithm, env, replay, pace
+        self.algorithm, self.env, self.replay, self.schedule = algorithm, env, replay, schedule
         self.batch_size, self.clip_rewards = batch_size, clip_rewards
         self.seeds, self.evaluation_episodes = seeds, evaluation_episodes
         self.step = 0
@@ -84,12 +84,12 @@ class CompiledLoop:
 
         With `evaluate`, the records also hold the returns of evaluation episodes, played at the end.
         """
-        iterations = (until - self.step) // self.pace.steps
+        iterations = (until - self.step) // self.schedule.steps
         count = jnp.int32(iterations)
         self.state, results = self._chunk(self.state, self.keys, self._counts(), jnp.asarray(evaluate), count)
-        self.step += iterations * self.pace.steps
+        self.step += iterations * self.schedule.steps
         records = self._records(results, evaluate)
-        self.state = self.state._replace(tally=jax.vmap(lambda _: Tally.empty())(self.keys.init))
+        self.state = self.state._replace(accumulator=jax.vmap(lambda _: Accumulator.empty())(self.keys.init))
         return records
 
     def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, "seeds episodes"], Int[np.ndarray, "seeds episodes"]]:
@@ -124,7 +124,7 @@ class CompiledLoop:
 
     @property
     def _written(self) -> int:
-        return min(self.step // self.pace.num_envs, self.replay.num_rows)
+        return min(self.step // self.schedule.num_envs, self.replay.num_rows)
 
     @property
     def _replay_names(self) -> set[str]:
@@ -137,15 +137,19 @@ class CompiledLoop:
         return jax.tree.map(lambda leaf: leaf[index], self.state.agent.params)
 
     def _counts(self) -> "Counts":
-        steps = self.step // self.pace.num_envs
-        updates = self.pace.updates_until(self.step)
-        return Counts(jnp.int32(steps), jnp.int32(updates), jnp.int32(self.pace.vector_steps))
+        steps = self.step // self.schedule.num_envs
+        updates = self.schedule.updates_until(self.step)
+        return Counts(jnp.int32(steps), jnp.int32(updates), jnp.int32(self.schedule.vector_steps))
 
     def _records(self, results: Any, evaluate: bool) -> list[dict[str, Any]]:
-        tally, numbers, (returns, lengths) = jax.device_get((self.state.tally, *results))
+        accumulator, numbers, (returns, lengths) = jax.device_get((self.state.accumulator, *results))
         records = []
         for index, seed in enumerate(self.seeds):
-            record = {"step": self.step, "seed": seed, **jax.tree.map(lambda leaf, i=index: leaf[i], tally).numbers()}
+            record = {
+                "step": self.step,
+                "seed": seed,
+                **jax.tree.map(lambda leaf, i=index: leaf[i], accumulator).numbers(),
+            }
             record |= {tag: float(value[index]) for tag, value in numbers.items()}
             if evaluate:
                 record |= {"eval/returns": returns[index].tolist(), "eval/lengths": lengths[index].tolist()}
@@ -153,27 +157,27 @@ class CompiledLoop:
         return records
 
     def _start(self, keys: Keys) -> SeedState:
-        count = self.pace.num_envs
+        count = self.schedule.num_envs
         states, observation = jax.vmap(self.env.reset)(jax.random.split(jax.random.fold_in(keys.environment, 0), count))
         running = Running(
             states, observation, jnp.ones(count, bool), jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)
         )
         agent = self.algorithm.init(keys.init)
-        return SeedState(agent, self.algorithm.start(count), running, self.replay.init(), Tally.empty())
+        return SeedState(agent, self.algorithm.start(count), running, self.replay.init(), Accumulator.empty())
 
     def _run_chunk(
         self, state: SeedState, keys: Keys, counts: "Counts", evaluate: Bool[Array, ""], iterations: Int[Array, ""]
     ) -> tuple[SeedState, Any]:
         """Iterations up to the end, with a refresh of what is frozen wherever one is due between them."""
-        every = jnp.int32(max(1, self.algorithm.refresh_every // self.pace.updates))
-        first = jnp.int32(self.pace.first_update // self.pace.steps)
+        every = jnp.int32(max(1, self.algorithm.refresh_every // self.schedule.updates))
+        first = jnp.int32(self.schedule.first_update // self.schedule.steps)
         over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, 0, None), out_axes=(0, None))
 
         def stretch(
             carry: tuple[SeedState, Counts, Any, Int[Array, ""]],
         ) -> tuple[SeedState, Counts, Any, Int[Array, ""]]:
             state, counts, frozen, left = carry
-            number = counts.vector_steps // self.pace.vector_steps - first  # of the iteration, since learning began
+            number = counts.vector_steps // self.schedule.vector_steps - first  # of the iteration, since learning began
             due = (number > 0) & (number % every == 0)
             frozen = jax.lax.cond(
                 due, jax.vmap(self.algorithm.refresh), lambda agent: agent.frozen, state.agent._replace(frozen=frozen)
@@ -196,7 +200,7 @@ class CompiledLoop:
         play = jax.vmap(
             partial(play_compiled, self.algorithm, self.env, episodes=self.evaluation_episodes), in_axes=(0, 0, None)
         )
-        step = counts.vector_steps * self.pace.num_envs
+        step = counts.vector_steps * self.schedule.num_envs
         shape = (len(self.seeds), self.evaluation_episodes)
         played = jax.lax.cond(
             evaluate,
@@ -211,65 +215,78 @@ class CompiledLoop:
         return self.replay.sample(replay, bits, rows)[0].observation
 
     def _iterate(self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
-        learning = counts.vector_steps * self.pace.num_envs >= self.pace.first_update
+        learning = counts.vector_steps * self.schedule.num_envs >= self.schedule.first_update
         # The conditions stay conditions under `vmap`, since counters are not mapped; the replay does not go through
         # them whole, or it would be copied.
-        params, learned, tally, surprises = jax.lax.cond(
+        params, learned, accumulator, surprises = jax.lax.cond(
             learning, partial(self._learn, frozen=frozen, keys=keys, counts=counts), self._learn_nothing, state
         )
 
-        def step(number: Int[Array, ""], now: tuple[Any, Running, Any, Tally]) -> tuple[Any, Running, Any, Tally]:
+        def step(
+            number: Int[Array, ""], now: tuple[Any, Running, Any, Accumulator]
+        ) -> tuple[Any, Running, Any, Accumulator]:
             return self._step(state.agent.params, *now, keys, counts.vector_steps + number)
 
         # A loop even over a few steps: the program then holds the environment once, and compiles in half the time. XLA
         # must not know its length: it would dissolve a loop of one step, see nothing that keeps the write to replay
-        # after the reads of `_learn`, and copy the replay for them. The tally makes the loop as a whole come after.
-        start = (state.acting, state.running, state.replay, tally)
-        acting, running, replay, tally = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
+        # after the reads of `_learn`, and copy the replay for them. The accumulator makes the loop as a whole come after.
+        start = (state.acting, state.running, state.replay, accumulator)
+        acting, running, replay, accumulator = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
         if self.replay.config.prioritized:
             tree, largest = jax.lax.cond(
                 learning, self._with_priorities, lambda replay, _: (replay.tree, replay.largest), replay, surprises
             )
             replay = replay._replace(tree=tree, largest=largest)
-        updates = jnp.where(learning, counts.updates + self.pace.updates, counts.updates)
-        counts = counts._replace(vector_steps=counts.vector_steps + self.pace.vector_steps, updates=updates)
-        return SeedState(AgentState(params, learned, None), acting, running, replay, tally), counts
+        updates = jnp.where(learning, counts.updates + self.schedule.updates, counts.updates)
+        counts = counts._replace(vector_steps=counts.vector_steps + self.schedule.vector_steps, updates=updates)
+        return SeedState(AgentState(params, learned, None), acting, running, replay, accumulator), counts
 
     def _learn(
         self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts"
-    ) -> tuple[Any, Any, Tally, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
-        def learn(now: tuple[Any, Any, Tally], number: Int[Array, ""]) -> tuple[tuple[Any, Any, Tally], Any]:
-            params, learning, tally = now
+    ) -> tuple[Any, Any, Accumulator, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
+        def learn(
+            now: tuple[Any, Any, Accumulator], number: Int[Array, ""]
+        ) -> tuple[tuple[Any, Any, Accumulator], Any]:
+            params, learning, accumulator = now
             updates = counts.updates + number
             batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
             key = jax.random.fold_in(keys.update, updates)
             params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key, updates)
-            tally = tally.learned(update.loss, counts.vector_steps * self.pace.num_envs)
-            return (params, learning, tally), (indices, update.priorities)
+            accumulator = accumulator.learned(update.loss, counts.vector_steps * self.schedule.num_envs)
+            return (params, learning, accumulator), (indices, update.priorities)
 
-        now, surprises = in_turn(learn, (state.agent.params, state.agent.learning, state.tally), self.pace.updates)
+        now, surprises = scan_or_once(
+            learn, (state.agent.params, state.agent.learning, state.accumulator), self.schedule.updates
+        )
         return *now, surprises
 
-    def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Tally, Any]:
-        shape = (self.pace.updates, self.batch_size)
+    def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Accumulator, Any]:
+        shape = (self.schedule.updates, self.batch_size)
         nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
-        return state.agent.params, state.agent.learning, state.tally, nothing
+        return state.agent.params, state.agent.learning, state.accumulator, nothing
 
     def _with_priorities(self, replay: Any, surprises: Any) -> tuple[Any, Any]:
         def write(number: Int[Array, ""], replay: Any) -> Any:
             indices, priorities = jax.tree.map(lambda leaf: leaf[number], surprises)
             return self.replay.update_priorities(replay, indices, priorities)
 
-        replay = jax.lax.fori_loop(0, self.pace.updates, write, replay)
+        replay = jax.lax.fori_loop(0, self.schedule.updates, write, replay)
         return replay.tree, replay.largest
 
     def _step(
-        self, params: Any, acting: Any, running: Running, replay: Any, tally: Tally, keys: Keys, rows: Int[Array, ""]
-    ) -> tuple[Any, Running, Any, Tally]:
+        self,
+        params: Any,
+        acting: Any,
+        running: Running,
+        replay: Any,
+        accumulator: Accumulator,
+        keys: Keys,
+        rows: Int[Array, ""],
+    ) -> tuple[Any, Running, Any, Accumulator]:
         view = View(running.observation, self._mask(running.states), running.first)
-        step = rows * self.pace.num_envs
+        step = rows * self.schedule.num_envs
         action, acting = self.algorithm.act(params, acting, view, step, jax.random.fold_in(keys.act, rows), False)
-        env_keys = jax.random.split(jax.random.fold_in(keys.environment, rows + 1), self.pace.num_envs)
+        env_keys = jax.random.split(jax.random.fold_in(keys.environment, rows + 1), self.schedule.num_envs)
         states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(running.states, action, env_keys)
         ended = outcome.terminated | outcome.truncated
         reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.clip_rewards else outcome.reward
@@ -286,11 +303,11 @@ class CompiledLoop:
         )
         replay = self.replay.add(replay, stored, rows)
         returns, lengths = running.returns + outcome.reward, running.lengths + 1
-        tally = tally.stepped(ended, returns, lengths, outcome.reward, outcome.observation, step)
+        accumulator = accumulator.stepped(ended, returns, lengths, outcome.reward, outcome.observation, step)
         running = Running(
             states, observation, ended, jnp.where(ended, 0.0, returns), jnp.where(ended, jnp.int32(0), lengths)
         )
-        return acting, running, replay, tally
+        return acting, running, replay, accumulator
 
     def _mask(self, states: Any) -> Bool[Array, "envs actions"] | None:
         return jax.vmap(self.env.mask)(states) if self.env.spec.has_mask else None

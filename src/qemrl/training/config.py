@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.averaging import Online, SlowCopy, Snapshots
-from qemrl.agents.domains import Domain, mujoco_task
-from qemrl.agents.optimiser import AdamConfig
+from qemrl.agents.env_families import EnvFamily, mujoco_task
+from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS, AgentConfig
+from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.config.serialize import from_json
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.envs.atari import AtariProtocol, protocol_for
-from qemrl.envs.compiled import is_compiled
-from qemrl.envs.host import is_atari
+from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.envs.gym.atari import AtariProtocol, protocol_for
+from qemrl.envs.gym.host_envs import is_atari
+from qemrl.envs.jax.compiled import is_compiled
 from qemrl.estimators import (
     CPW,
     QEM,
@@ -33,21 +36,18 @@ from qemrl.estimators import (
     Wang,
 )
 from qemrl.exploration import (
+    BonusExploration,
+    CountBonus,
     EpsilonGreedy,
-    LeftTruncatedSpread,
+    LeftTruncatedStdBonus,
     LinearDecay,
-    Novelty,
-    Optimism,
-    PlainSpread,
     PowerDecay,
-    QEMSpread,
+    QEMStdBonus,
     SqrtLogDecay,
+    StdBonus,
 )
-from qemrl.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.replay.config import ReplayConfig
-from qemrl.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
-from qemrl.serialization import from_json
-from qemrl.training.pace import Pace, make_pace
+from qemrl.training.schedule import StepSchedule, make_step_schedule
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,11 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed <= 2**32 - self.num_seeds:
             raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
-        pace = self.pace
+        schedule = self.schedule
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
-            unit, of = (pace.steps, "an iteration's steps") if name == "log_every" else (self.log_every, "log_every")
+            unit, of = (
+                (schedule.steps, "an iteration's steps") if name == "log_every" else (self.log_every, "log_every")
+            )
             if getattr(self, name) < 1 or getattr(self, name) % unit:
                 raise ValueError(f"{name} must be a multiple of {of}, {unit}; got {getattr(self, name)}")
         if (self.protocol is not None) != is_atari(self.env):
@@ -113,15 +115,17 @@ class RunConfig:
         return tuple(range(self.seed, self.seed + self.num_seeds))
 
     @property
-    def pace(self) -> Pace:
+    def schedule(self) -> StepSchedule:
         """How steps and updates interleave."""
         agent = self.agent
-        return make_pace(self.num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
+        return make_step_schedule(
+            self.num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size
+        )
 
     @property
     def whole_steps(self) -> int:
         """The steps in whole iterations."""
-        return self.pace.whole(self.steps)
+        return self.schedule.whole(self.steps)
 
     @property
     def is_compiled(self) -> bool:
@@ -152,16 +156,16 @@ REGISTRY: dict[str, type] = {
         AdamConfig,
         ReplayConfig,
         EpsilonGreedy,
-        Optimism,
-        LeftTruncatedSpread,
-        QEMSpread,
-        PlainSpread,
-        Novelty,
+        BonusExploration,
+        LeftTruncatedStdBonus,
+        QEMStdBonus,
+        StdBonus,
+        CountBonus,
         SqrtLogDecay,
         PowerDecay,
         LinearDecay,
         Online,
-        SlowCopy,
+        EMA,
         Snapshots,
         Scalar,
         Categorical,
@@ -198,28 +202,28 @@ REGISTRY: dict[str, type] = {
 
 
 @dataclass(frozen=True)
-class _Rhythm:
+class _Intervals:
     log_every: int
     evaluate_every: int
     checkpoint_every: int
     evaluation_episodes: int
 
-    def fitted(self, iteration: int) -> "_Rhythm":
+    def fitted(self, iteration: int) -> "_Intervals":
         """The same in multiples of an iteration's steps, none of them more often."""
         log = -(-self.log_every // iteration) * iteration
         evaluate, save = (every // self.log_every * log for every in (self.evaluate_every, self.checkpoint_every))
-        return _Rhythm(log, evaluate, save, self.evaluation_episodes)
+        return _Intervals(log, evaluate, save, self.evaluation_episodes)
 
 
-_MUJOCO = _Rhythm(1_000, 5_000, 25_000, 10)
-_RHYTHMS: dict[Domain, _Rhythm] = {
-    "classic": _Rhythm(1_000, 5_000, 10_000, 20),
-    "minatar": _Rhythm(10_000, 50_000, 100_000, 20),
-    "atari": _Rhythm(5_000, 250_000, 250_000, 10),
+_MUJOCO = _Intervals(1_000, 5_000, 25_000, 10)
+_INTERVALS: dict[EnvFamily, _Intervals] = {
+    "classic": _Intervals(1_000, 5_000, 10_000, 20),
+    "minatar": _Intervals(10_000, 50_000, 100_000, 20),
+    "atari": _Intervals(5_000, 250_000, 250_000, 10),
 }
 
 
-def domain_of(env: str) -> Domain:
+def env_family(env: str) -> EnvFamily:
     """Whose settings an environment gets."""
     if is_atari(env):
         return "atari"
@@ -228,11 +232,11 @@ def domain_of(env: str) -> Domain:
 
 def default_steps(env: str) -> int:
     """For how long is enough to learn something there."""
-    return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}.get(domain_of(env), 1_000_000)
+    return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}.get(env_family(env), 1_000_000)
 
 
 def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1, num_envs: int = 1) -> RunConfig:
-    """The run of a preset on an environment with the settings of its domain.
+    """The run of a preset on an environment with the settings of its family.
 
     Raises:
         ValueError: There is no such preset; the nearest is named.
@@ -241,10 +245,12 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
-    domain = domain_of(env)
-    agent = PRESETS[preset].configure(domain).fitted(num_envs)
-    pace = make_pace(num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size)
-    rhythm = _RHYTHMS.get(domain, _MUJOCO).fitted(pace.steps)
+    family = env_family(env)
+    agent = PRESETS[preset].configure(family).fitted(num_envs)
+    schedule = make_step_schedule(
+        num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size
+    )
+    intervals = _INTERVALS.get(family, _MUJOCO).fitted(schedule.steps)
     return RunConfig(
         preset=preset,
         env=env,
@@ -253,11 +259,11 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         seed=seed,
         num_seeds=num_seeds,
         num_envs=num_envs,
-        log_every=rhythm.log_every,
-        evaluate_every=rhythm.evaluate_every,
-        checkpoint_every=rhythm.checkpoint_every,
-        evaluation_episodes=rhythm.evaluation_episodes,
-        protocol=protocol_for(env) if domain == "atari" else None,
+        log_every=intervals.log_every,
+        evaluate_every=intervals.evaluate_every,
+        checkpoint_every=intervals.checkpoint_every,
+        evaluation_episodes=intervals.evaluation_episodes,
+        protocol=protocol_for(env) if family == "atari" else None,
     )
 
 

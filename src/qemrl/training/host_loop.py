@@ -1,7 +1,7 @@
 """The host loop: Gymnasium environments and NumPy replay around compiled acting and learning.
 
 The environments step while the device learns: an iteration hands its updates to the device first, which works on
-them while the host steps with the parameters from before (see `pace`).
+them while the host steps with the parameters from before (see `schedule`).
 """
 
 import contextlib
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.algorithm import AgentState, Algorithm, View
-from qemrl.envs.host import HostEnvs, NonFiniteError
+from qemrl.agents.agent import AgentState, Algorithm, View
+from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
+from qemrl.training.accumulator import Accumulator
 from qemrl.training.checkpoint import flatten, unflatten
-from qemrl.training.pace import Pace
-from qemrl.training.play import make_act, play_hosted
+from qemrl.training.evaluation import make_act, play_hosted
 from qemrl.training.randomness import Keys
-from qemrl.training.tally import Tally
+from qemrl.training.schedule import StepSchedule
 from qemrl.types import Actions, Batch, Step
 
 BITS_AT_ONCE = 256
@@ -36,33 +36,33 @@ class HostLoop:
         envs: HostEnvs,
         make_evaluation_envs: Callable[[int], HostEnvs],
         replay: HostReplay,
-        pace: Pace,
+        schedule: StepSchedule,
         batch_size: int,
         prioritized: bool,
         clip_rewards: bool,
         seed: int,
         evaluation_episodes: int,
     ) -> None:
-        self.algorithm, self.envs, self.replay, self.pace = algorithm, envs, replay, pace
+        self.algorithm, self.envs, self.replay, self.schedule = algorithm, envs, replay, schedule
         self.make_evaluation_envs, self._evaluation_envs = make_evaluation_envs, None
         self.batch_size, self.prioritized, self.clip_rewards = batch_size, prioritized, clip_rewards
         self.seed, self.evaluation_episodes = seed, evaluation_episodes
         self.keys = Keys.of(seed)
         self.vector_steps = 0
         self.agent = jax.jit(algorithm.init)(self.keys.init)
-        self.acting = algorithm.start(pace.num_envs)
-        self.tally = Tally.empty()
+        self.acting = algorithm.start(schedule.num_envs)
+        self.accumulator = Accumulator.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
-        self.returns = np.zeros(pace.num_envs, np.float64)
-        self.lengths = np.zeros(pace.num_envs, np.int64)
+        self.returns = np.zeros(schedule.num_envs, np.float64)
+        self.lengths = np.zeros(schedule.num_envs, np.int64)
         self.observation, self.mask = envs.reset(seed)
-        self.first = np.ones(pace.num_envs, bool)
+        self.first = np.ones(schedule.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
         # What acting remembers can be large, as counts are: it is updated in place.
         self._act = jax.jit(self._choose, donate_argnums=1)
         self._act_in_evaluation = make_act(algorithm, evaluating=True)
-        # Parameters are not donated: acting goes on with the old ones.
+        # Parameters are not donated: acting resumes the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
         self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
         self._inspect = jax.jit(algorithm.inspect)
@@ -70,7 +70,7 @@ class HostLoop:
     @property
     def step(self) -> int:
         """Agent steps so far."""
-        return self.vector_steps * self.pace.num_envs
+        return self.vector_steps * self.schedule.num_envs
 
     @property
     def agent(self) -> AgentState:
@@ -93,14 +93,14 @@ class HostLoop:
         if evaluate:
             returns, lengths = self.evaluate(self.evaluation_episodes)
             record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
-        self.tally = Tally.empty()
+        self.accumulator = Accumulator.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
         return record
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint."""
         parts: dict[str, Mapping[str, np.ndarray]] = {
-            "learned": flatten((self.agent, self.acting, self.tally)),
+            "learned": flatten((self.agent, self.acting, self.accumulator)),
             "replay": self.replay.state(),
             "envs": self.envs.state(),
             "running": {
@@ -121,7 +121,9 @@ class HostLoop:
         for name, array in arrays.items():
             part, _, rest = name.partition("/")
             parts[part][rest] = array
-        self.agent, self.acting, self.tally = unflatten((self.agent, self.acting, self.tally), parts["learned"])
+        self.agent, self.acting, self.accumulator = unflatten(
+            (self.agent, self.acting, self.accumulator), parts["learned"]
+        )
         self.replay.restore(parts["replay"])
         running = parts["running"]
         self.first, self.returns = running["first"].copy(), running["returns"].copy()
@@ -138,16 +140,16 @@ class HostLoop:
 
     def _iterate(self) -> None:
         params, surprises = self._leaves.params, []
-        if self.step >= self.pace.first_update:
-            updates = self.pace.updates_until(self.step)
-            for number in range(updates, updates + self.pace.updates):
+        if self.step >= self.schedule.first_update:
+            updates = self.schedule.updates_until(self.step)
+            for number in range(updates, updates + self.schedule.updates):
                 if number and number % self.algorithm.refresh_every == 0:
                     self.agent = self.agent._replace(frozen=self.algorithm.refresh(self.agent))
                 batch, indices = self.replay.sample(self._sampling_bits(number))
                 leaves = self._leaves
-                learned, learning, self.tally, priorities = self._learn(
+                learned, learning, self.accumulator, priorities = self._learn(
                     leaves.learning,
-                    self.tally,
+                    self.accumulator,
                     leaves.params,
                     leaves.frozen,
                     batch,
@@ -156,7 +158,7 @@ class HostLoop:
                 )
                 self._leaves = AgentState(learned, learning, leaves.frozen)
                 surprises.append((indices, priorities))
-        for _ in range(self.pace.vector_steps):
+        for _ in range(self.schedule.vector_steps):
             self._step(params)
         if self.prioritized:
             for indices, priorities in surprises:
@@ -210,25 +212,25 @@ class HostLoop:
         return Step(*rows)
 
     def _choose(self, params: list[Array], acting: Any, view: View, count: Int[Array, ""]) -> tuple[Actions, Any]:
-        network, step = jax.tree.unflatten(self._structures.params, params), count * self.pace.num_envs
+        network, step = jax.tree.unflatten(self._structures.params, params), count * self.schedule.num_envs
         return self.algorithm.act(network, acting, view, step, jax.random.fold_in(self.keys.act, count), False)
 
     def _update(
         self,
         learning: list[Array],
-        tally: Tally,
+        accumulator: Accumulator,
         params: list[Array],
         frozen: list[Array],
         batch: Batch,
         updates: Int[Array, ""],
         step: Int[Array, ""],
-    ) -> tuple[list[Array], list[Array], Tally, Float[Array, " batch"]]:
+    ) -> tuple[list[Array], list[Array], Accumulator, Float[Array, " batch"]]:
         key = jax.random.fold_in(self.keys.update, updates)
         parts = zip(self._structures, (params, learning, frozen), strict=True)
         agent = AgentState(*(jax.tree.unflatten(*part) for part in parts))
         learned, still_learning, update = self.algorithm.update(agent, batch, key, updates)
         leaves = jax.tree.leaves(learned), jax.tree.leaves(still_learning)
-        return *leaves, tally.learned(update.loss, step), update.priorities
+        return *leaves, accumulator.learned(update.loss, step), update.priorities
 
     def _sampling_bits(self, update: int) -> Any:
         block, place = divmod(update, BITS_AT_ONCE)
@@ -241,10 +243,10 @@ class HostLoop:
         bits = np.arange(self.batch_size, dtype=np.uint32) * np.uint32(2654435761)
         observation = self.replay.sample(bits)[0].observation
         inspected = self._inspect(self.agent.params, observation)
-        tally = self.tally._replace(
+        accumulator = self.accumulator._replace(
             episodes=np.int32(self.episodes), returns=np.float32(self.return_sum), lengths=np.float32(self.length_sum)
         )
-        return {**tally.numbers(), **{tag: float(value) for tag, value in inspected.items()}}
+        return {**accumulator.numbers(), **{tag: float(value) for tag, value in inspected.items()}}
 
     def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters, played side by side."""

@@ -11,21 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.agents.algorithm import Algorithm
+from qemrl.agents.agent import Algorithm
 from qemrl.agents.presets import make_agent
-from qemrl.envs.compiled import COMPILED, make_compiled
-from qemrl.envs.host import HostEnvs, make_host_envs
-from qemrl.envs.hosted import hosted_id
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
+from qemrl.envs.gym.hosted import hosted_id
+from qemrl.envs.jax.compiled import COMPILED, make_compiled
 from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
 from qemrl.training import checkpoint
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
+from qemrl.training.evaluation import make_act, play_compiled, play_hosted
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.memory import require_memory
-from qemrl.training.play import make_act, play_compiled, play_hosted
 from qemrl.training.randomness import Keys
-from qemrl.training.side_by_side import side_by_side
+from qemrl.training.threads import run_threads
 from qemrl.types import EnvSpec
 
 Record = dict[str, Any]
@@ -141,7 +141,7 @@ class HostRun:
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
         behind = [index for index, record in enumerate(self.records) if record is None]
-        side_by_side([partial(self._advance, index, until, evaluate) for index in behind], stop)
+        run_threads([partial(self._advance, index, until, evaluate) for index in behind], stop)
         records = [record for record in self.records if record is not None]
         if len(records) < len(self.loops):
             return None
@@ -222,7 +222,7 @@ def _compiled_loop(config: RunConfig) -> CompiledLoop:
         make_agent(agent, env.spec),
         env,
         DeviceReplay(env.spec, config.num_envs, agent.replay, agent.discount),
-        config.pace,
+        config.schedule,
         agent.batch_size,
         agent.clip_rewards,
         config.seeds,
@@ -240,7 +240,7 @@ def _host_loops(config: RunConfig) -> list[HostLoop]:
                 envs,
                 lambda count: evaluation_envs(config, count),
                 HostReplay(envs.spec, config.num_envs, agent.replay, agent.discount),
-                config.pace,
+                config.schedule,
                 agent.batch_size,
                 agent.replay.prioritized,
                 agent.clip_rewards,
@@ -324,6 +324,6 @@ class Player:
 def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:
     """Environments to evaluate in: lost lives end nothing there. Compiled ones are behind Gymnasium's interface."""
     protocol = None if config.protocol is None else config.protocol.for_evaluation()
-    env = f"qemrl.envs.hosted:{hosted_id(config.env)}" if config.is_compiled else config.env
+    env = f"qemrl.envs.gym.hosted:{hosted_id(config.env)}" if config.is_compiled else config.env
     with BUILDING:
         return make_host_envs(env, count, protocol, config.asynchronous, render)

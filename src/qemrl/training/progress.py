@@ -11,12 +11,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from qemrl.training.config import RunConfig
 from qemrl.training.loops import Record, describe_environment, replay_bytes
 from qemrl.training.memory import available_bytes
-from qemrl.training.train import Watcher
+from qemrl.training.train import Callback
 
 
 @contextlib.contextmanager
-def bar(config: RunConfig, step: int, visible: bool) -> Iterator[Watcher]:
-    """A watcher that shows a run on the standard output: a bar in a terminal, else a line for each evaluation.
+def bar(config: RunConfig, step: int, visible: bool) -> Iterator[Callback]:
+    """A callback that shows a run on the standard output: a bar in a terminal, else a line for each evaluation.
 
     Args:
         config: What runs, to `config.whole_steps`.
@@ -45,7 +45,7 @@ def bar(config: RunConfig, step: int, visible: bool) -> Iterator[Watcher]:
 
 
 class Silent:
-    """A watcher that says nothing."""
+    """A callback that says nothing."""
 
     def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
         """Nothing."""
@@ -58,7 +58,7 @@ class Silent:
 
 
 class Lines:
-    """A watcher that prints what runs, and a line for each evaluation."""
+    """A callback that prints what runs, and a line for each evaluation."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -76,11 +76,11 @@ class Lines:
         step = records[0]["step"]
         if "eval/mean_reward" in records[0] or step >= self.config.whole_steps:
             done, rate = f"step {step:,} of {self.config.whole_steps:,}", f"{steps_per_second:,.0f} steps/s"
-            print("  ".join(part for part in (done, rate, score_of(records)) if part), flush=True)
+            print("  ".join(part for part in (done, rate, format_score(records)) if part), flush=True)
 
 
 class Bar:
-    """A watcher that moves a bar."""
+    """A callback that moves a bar."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self.progress, self.task = progress, task
@@ -101,11 +101,11 @@ class Bar:
         is_evaluation = "eval/mean_reward" in records[0]
         self.evaluated |= is_evaluation
         if is_evaluation or not self.evaluated:
-            self.progress.update(self.task, score=score_of(records))
+            self.progress.update(self.task, score=format_score(records))
         self.progress.update(self.task, completed=records[0]["step"], rate=f"{steps_per_second:,.0f}/s")
 
 
-def score_of(records: list[Record]) -> str:
+def format_score(records: list[Record]) -> str:
     """The latest return, averaged over seeds: of evaluation if there was one, else of training."""
     for tag, name in (("eval/mean_reward", "evaluation return"), ("rollout/ep_rew_mean", "training return")):
         found = [record[tag] for record in records if record.get(tag) is not None]

@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qemrl.provenance import commit_of_code
 from qemrl.training.checkpoint import FULL_DISK, sync_folder
+from qemrl.training.provenance import code_commit
 
 
 class RunExistsError(Exception):
@@ -70,7 +70,7 @@ class RunDirectory:
             if differences:
                 raise RunExistsError(
                     f"{path} holds a run of another configuration: {'; '.join(differences)}. Choose another folder "
-                    f"with --out, or go on with that run: qemrl resume {path}"
+                    f"with --out, or resume that run: qemrl resume {path}"
                 )
             return run
         if path.exists() and not path.is_dir():
@@ -306,6 +306,6 @@ def _provenance() -> dict[str, Any]:
     names = ("jax", "numpy", "gymnasium")
     return {
         "qemrl": qemrl.__version__,
-        "commit": commit_of_code(),
+        "commit": code_commit(),
         "versions": {name: metadata.version(name) for name in names} | {"python": platform.python_version()},
     }

@@ -28,7 +28,7 @@ def require_tensorboard() -> None:
 
 @contextlib.contextmanager
 def board(directory: RunDirectory) -> Iterator["Board"]:
-    """A watcher that writes what it is told into the run's folder `tensorboard`, a folder for each seed."""
+    """A callback that writes what it is told into the run's folder `tensorboard`, a folder for each seed."""
     require_tensorboard()
     it = Board(directory)
     try:
@@ -38,7 +38,7 @@ def board(directory: RunDirectory) -> Iterator["Board"]:
 
 
 class Board:
-    """A watcher that writes event files."""
+    """A callback that writes event files."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory

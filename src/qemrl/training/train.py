@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from qemrl.serialization import to_json
+from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, read_config
 from qemrl.training.loops import Loop, Record, make_loop
@@ -23,7 +23,7 @@ from qemrl.training.run_directory import RunDirectory, write_atomic
 
 
 @runtime_checkable
-class Watcher(Protocol):
+class Callback(Protocol):
     """Who is told how a run goes."""
 
     def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
@@ -39,26 +39,26 @@ class Watcher(Protocol):
         ...
 
 
-class Watchers:
-    """Several watchers, told one after another."""
+class CallbackList:
+    """Several callbacks, told one after another."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self.watchers = watchers
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = callbacks
 
     def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
         """Tell all."""
-        for watcher in self.watchers:
-            watcher.begin(config, step, lost)
+        for callback in self.callbacks:
+            callback.begin(config, step, lost)
 
     def at(self, step: float) -> None:
         """Tell all."""
-        for watcher in self.watchers:
-            watcher.at(step)
+        for callback in self.callbacks:
+            callback.at(step)
 
     def record(self, records: list[Record], steps_per_second: float) -> None:
         """Tell all."""
-        for watcher in self.watchers:
-            watcher.record(records, steps_per_second)
+        for callback in self.callbacks:
+            callback.record(records, steps_per_second)
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
@@ -69,23 +69,23 @@ class Stopped(Exception):  # noqa: N818 - it is no error
         self.step, self.signal_number = step, signal_number
 
 
-class NotFiniteError(Exception):
+class NonFiniteTrainingError(Exception):
     """A reward, an observation or a loss was not finite."""
 
 
-def train(config: RunConfig, directory: RunDirectory, watcher: Watcher) -> Loop:
+def train(config: RunConfig, directory: RunDirectory, callback: Callback) -> Loop:
     """Bring a run to its end, from wherever it is; nothing is done to one that is finished.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; a checkpoint was written.
-        NotFiniteError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are kept.
+        NonFiniteTrainingError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are kept.
     """
-    with directory.lock(), asked_to_stop() as asked:
+    with directory.lock(), catch_stop_signals() as asked:
         loop = make_loop(config)
         lost = _restore(loop, directory)
-        watcher.begin(config, loop.step, lost)
+        callback.begin(config, loop.step, lost)
         while loop.step < config.whole_steps:
-            _advance(config, loop, directory, watcher, asked)
+            _advance(config, loop, directory, callback, asked)
         if not directory.done:
             directory.finish({"step": loop.step, "seeds": list(config.seeds), **_last_evaluation(directory)})
         return loop
@@ -102,7 +102,7 @@ def extend(directory: RunDirectory, steps: int) -> RunConfig:
     return config
 
 
-def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Watcher, asked: "list[int]") -> None:
+def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, callback: Callback, asked: "list[int]") -> None:
     until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
     last_look = [start]
 
@@ -110,7 +110,7 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
         now = time.perf_counter()
         if now - last_look[0] > 0.2:
             last_look[0] = now
-            watcher.at(loop.mean_step)
+            callback.at(loop.mean_step)
         return bool(asked)
 
     try:
@@ -120,19 +120,19 @@ def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, watcher: Wa
     if records is None:
         _save(loop, directory)
         raise Stopped(loop.step, asked[0])
-    reason = not_finite(records)
+    reason = describe_nonfinite(records)
     if reason is not None:
         raise _failed(loop, directory, reason)
     for record in records:
         directory.append(_with_evaluation(record, directory))
     rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
     directory.append_timing({"step": until, "time/fps": rate, "machine": machine_in_short()})
-    watcher.record(records, rate)
+    callback.record(records, rate)
     if config.is_saved(until):
         _save(loop, directory)
 
 
-def not_finite(records: list[Record]) -> str | None:
+def describe_nonfinite(records: list[Record]) -> str | None:
     """What was not finite, and when, or None; the records then no longer hold the step of it."""
     bad = {record["seed"]: record.pop("bad_step") for record in records}
     found = [f"seed {seed} met a number that is not finite at step {step}" for seed, step in bad.items() if step >= 0]
@@ -169,13 +169,13 @@ def _save(loop: Loop, directory: RunDirectory) -> None:
     checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
 
 
-def _failed(loop: Loop, directory: RunDirectory, reason: str) -> NotFiniteError:
+def _failed(loop: Loop, directory: RunDirectory, reason: str) -> NonFiniteTrainingError:
     """An error to raise, after the state was put aside for those who look for the cause."""
     path = checkpoint.save(directory.path / "failed", loop.step, loop.arrays(), {"loop": loop.meta()}, keep=1)
-    return NotFiniteError(
-        f"{reason}; the state is in {path}, and the checkpoints before it are kept. Look for the cause in the "
-        "environment's rewards and observations, then in the learning rate (--optimiser.learning-rate) and in "
-        "the gradient's length (--optimiser.max-gradient-norm)"
+    return NonFiniteTrainingError(
+        f"{reason}; the state is in {path}, and the checkpoints before it are kept. LineStyle for the cause in the "
+        "environment's rewards and observations, then in the learning rate (--optimizer.learning-rate) and in "
+        "the gradient's length (--optimizer.max-gradient-norm)"
     )
 
 
@@ -185,7 +185,7 @@ def _last_evaluation(directory: RunDirectory) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
+def catch_stop_signals() -> Iterator[list[int]]:
     """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from qemrl.envs.host import HostEnvs
+from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.training.loops import Player, evaluation_envs
 
 MAX_FRAMES = 2_000
@@ -87,7 +87,7 @@ def write(path: Path, frames: list[Frame], rate: float) -> None:
 def _write_gif(path: Path, frames: list[Frame], rate: float) -> None:
     from PIL import Image
 
-    # A GIF counts in hundredths of a second, and viewers slow down what is quicker than two of them.
+    # A GIF counts in hundredths of a second, and viewers slow down what is faster than two of them.
     hundredths = max(2, round(100 / rate))
     first, *others = (Image.fromarray(frame) for frame in frames)
     first.save(path, format="GIF", save_all=True, append_images=others, duration=10 * hundredths, loop=0)
@@ -97,7 +97,7 @@ def _write_mp4(path: Path, frames: list[Frame], rate: float) -> None:
     import imageio_ffmpeg
 
     height, width, _ = frames[0].shape
-    even = ((0, height % 2), (0, width % 2), (0, 0))  # the usual pixel format has colours for pairs of pixels
+    even = ((0, height % 2), (0, width % 2), (0, 0))  # the usual pixel format has colors for pairs of pixels
     size = f"{width + width % 2}x{height + height % 2}"
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(rate), "-i", "-"]
     kind = ["-an", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-f", "mp4"]

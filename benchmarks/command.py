@@ -1,0 +1,244 @@
+"""The command `qemrl bench`, and those below it that take minutes."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qemrl.cli.console import UsageError, print_table, require, table, usage, working, write_json
+
+JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
+"""Where `qemrl bench` keeps figures, and the page that it makes of them."""
+
+
+def bench_all(
+    seconds: float = 10.0,
+    json_file: Path = JSON_FILE,
+    page: Path = PAGE,
+    peers_folder: Path | None = None,
+    again: bool = False,
+) -> None:
+    """Run all benches, keep their figures in a file and make a page of them.
+
+    It takes about half an hour, and some minutes more the first time, when it installs the peers in virtual
+    environments of their own. Leave the machine alone meanwhile. Figures are kept after each bench, and the same
+    command goes on from there.
+
+    Args:
+        seconds: How long each library is timed in each task, with each number of threads; most else is in proportion.
+        json_file: The file for figures. What is there of the same command is not measured again.
+        page: The Markdown page that is made of them.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+        again: Measure everything anew.
+    """
+    require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
+    from benchmarks import everything, peers
+
+    benches = everything.all_benches(seconds, peers.default_folder() if peers_folder is None else peers_folder)
+    run_benches(benches, json_file, page, again)
+
+
+def run_benches(benches: Sequence[Any], json_file: Path, page: Path, again: bool) -> None:
+    """Measure the benches that are missing, or all, and make the page; exits with 1 if one failed."""
+    from benchmarks import everything
+
+    with usage():
+        record = everything.read(json_file)
+        wanted = list(benches) if again else everything.missing(benches, record)
+        if kept := [bench.name for bench in benches if bench not in wanted]:
+            print(f"already there, in {json_file}: {', '.join(kept)}; --again measures everything anew")
+        begin = time.perf_counter()
+        try:
+            with working("starting") as status:
+                failed = everything.measure(
+                    wanted,
+                    json_file,
+                    lambda doing: status.update(f"{doing} …"),
+                    lambda name: print(
+                        f"{name}: done, {time.perf_counter() - begin:,.0f} s after the start", flush=True
+                    ),
+                )
+        except KeyboardInterrupt:
+            done = f"what was measured is in {json_file}; the same command goes on from there"
+            print(f"\nqemrl: interrupted; {done}", file=sys.stderr)
+            sys.exit(130)
+    if json_file.exists():
+        bench_page(json_file, page)
+    for name, error in failed.items():
+        print(f"qemrl: {name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    if failed:
+        print("qemrl: the same command tries again what failed", file=sys.stderr)
+        sys.exit(1)
+
+
+def bench_page(json_file: Path = JSON_FILE, page: Path = PAGE) -> None:
+    """Make the page of what `qemrl bench` measured, without measuring.
+
+    Args:
+        json_file: The file with the figures.
+        page: The Markdown page.
+    """
+    require(json_file.exists(), f"there is no {json_file}: `qemrl bench` measures and writes it")
+    from benchmarks import everything, performance
+
+    with usage():
+        text = performance.make_page(everything.read(json_file))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text, encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:
+    """Time how cost grows with the number of seeds, of environments and of quantiles.
+
+    It takes some minutes, most of them to compile. Leave the machine alone meanwhile.
+
+    Args:
+        seconds: A measure of how long: each number has two turns for each of them.
+        json_file: Write the figures to this file as well.
+    """
+    require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
+    from benchmarks import performance, scaling
+
+    with working("timing laps") as status:
+        report = scaling.run(seconds, lambda done: status.update(f"{done} …"))
+    for sheet in performance.growth_sheets(report.as_json()):
+        shown = table(sheet.title, *sheet.columns)
+        for row in sheet.rows:
+            shown.add_row(*row)
+        print_table(shown)
+    print("ms: for the steps between two updates of each environment, and an update for each")
+    write_json(report.as_json(), json_file)
+
+
+def bench_value(seconds: float = 20.0, json_file: Path | None = None, peers_folder: Path | None = None) -> None:
+    """Time value agents: against sb3-contrib's QR-DQN, with QEM against without, and against the hardware.
+
+    It takes about a quarter of an hour, and some minutes more the first time, when it installs the peer in a virtual
+    environment of its own. Leave the machine alone meanwhile.
+
+    Args:
+        seconds: How long each library is timed in each task, with each number of threads.
+        json_file: Write the figures to this file as well.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+    """
+    from benchmarks import value
+
+    _bench("timing value agents", value.run, show, seconds, json_file, peers_folder)
+
+
+def bench_actor_critic(seconds: float = 12.0, json_file: Path | None = None, peers_folder: Path | None = None) -> None:
+    """Time actor-critics: against sb3-contrib and SBX, with QEM against without, and against the hardware.
+
+    It takes some minutes, and some more the first time, when it installs the peers in a virtual environment of their
+    own. Leave the machine alone meanwhile.
+
+    Args:
+        seconds: How long each agent is timed with each number of threads.
+        json_file: Write the figures to this file as well.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+    """
+    from benchmarks import actor_critic
+
+    _bench("timing actor-critics", actor_critic.run, show_actor_critic, seconds, json_file, peers_folder)
+
+
+def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
+    """Time agents that estimate V against the same agents with a V that is fixed.
+
+    It takes some minutes. Leave the machine alone meanwhile.
+
+    Args:
+        rounds: How often each agent is timed; times are medians.
+        json_file: Write the figures to this file as well.
+    """
+    require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
+    from benchmarks import variance
+
+    with working("timing models of V") as status:
+        report = variance.run(rounds, lambda done: status.update(f"{done} …"))
+    _show_overheads(report, "An update and the actions before it", ("estimated", "fixed"))
+    write_json(report.as_json(), json_file)
+
+
+def _bench(
+    what: str,
+    run: Callable[[float, Path, Callable[[str], None]], Any],
+    present: Callable[[Any], None],
+    seconds: float,
+    json_file: Path | None,
+    peers_folder: Path | None,
+) -> None:
+    require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
+    from benchmarks import peers
+
+    folder = peers.default_folder() if peers_folder is None else peers_folder
+    try:
+        with working(what) as status:
+            report = run(seconds, folder, lambda done: status.update(f"{done} …"))
+    except peers.PeerError as error:
+        raise UsageError(str(error)) from error
+    present(report)
+    write_json(report.as_json(), json_file)
+
+
+def show(report: Any) -> None:
+    """Print a report on value agents as three tables."""
+    from benchmarks.value import TASKS
+
+    _show_speeds(report, {name: task.title for name, task in TASKS.items()}, "sb3")
+    _show_overheads(report, "One update and the actions between updates")
+    _show_shares(report)
+
+
+def show_actor_critic(report: Any) -> None:
+    """Print a report on actor-critics as four tables."""
+    _show_speeds(report, {line.task: line.task for line in report.speeds}, "peer")
+    _show_overheads(report, "One update")
+    _show_shares(report)
+    _show_engines(report)
+
+
+def _verdict(text: str, holds: bool | None) -> str:
+    return "" if holds is None else f"[{'green' if holds else 'red'}]{text} {'✓' if holds else '✗'}"
+
+
+def _show_speeds(report: Any, titles: Mapping[str, str], peer: str) -> None:
+    title = "Steps per second, learning included"
+    shown = table(title, "task", ">ours", ">threads", f">{peer}", ">threads", ">ratio", ">least")
+    for line in report.speeds:
+        title = titles[line.task] if line.seeds == 1 else f"  {line.seeds} seeds at once"
+        ours, theirs = f"{line.steps_per_second:,.0f}", f"{line.peer_steps_per_second:,.0f}"
+        least = _verdict(f"{line.target:g}", line.holds) if line.target else ""
+        shown.add_row(title, ours, str(line.threads), theirs, str(line.peer_threads), f"{line.ratio:.2f}", least)
+    print_table(shown)
+
+
+def _show_overheads(report: Any, title: str, sides: tuple[str, str] = ("with QEM", "without")) -> None:
+    shown = table(title, "settings", sides[0], ">ms", sides[1], ">ms", ">ratio", ">limit")
+    for line in report.overheads:
+        times = (line.preset, f"{line.milliseconds:.2f}", line.peer, f"{line.peer_milliseconds:.2f}")
+        shown.add_row(line.family, *times, f"{line.ratio:.3f}", _verdict(f"{line.limit:g}", line.holds))
+    print_table(shown)
+
+
+def _show_shares(report: Any) -> None:
+    shown = table(
+        "An update against the peak of matrix products", "task", ">MFLOP", ">ms", ">GFLOP/s", ">peak", ">share"
+    )
+    for line in report.shares:
+        rates = (f"{line.operations / 1e6:,.0f}", f"{line.milliseconds:.2f}", f"{line.gflops:.0f}")
+        shown.add_row(line.task, *rates, f"{line.peak_gflops:.0f}", f"{line.share:.0%}")
+    print_table(shown)
+
+
+def _show_engines(report: Any) -> None:
+    columns = ("engine", ">steps/s of all", ">cores busy", ">ratio")
+    shown = table("Seeds of dsac-mlp on two cores", *columns)
+    for engine in report.engines:
+        rate = statistics.median(engine.rates)
+        shown.add_row(engine.name, f"{rate:,.0f}", f"{engine.cores:.2f}", f"{engine.ratio:.2f}")
+    print_table(shown)
+    print(f"Most steps: {report.best_engine.name}.")

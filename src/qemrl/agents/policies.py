@@ -1,0 +1,174 @@
+"""How the outputs of a policy network become continuous actions, all in [−1, 1].
+
+A policy is a frozen record of settings. The agent asks for the action to learn from (`sample`, differentiable), to
+explore with (`explore`), to bootstrap from (`follow`) and to be judged by (`mode`).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qemrl.networks.layers import Key
+
+Outputs = Float[Array, "batch outputs"]
+Components = Float[Array, "batch components"]
+
+
+class Choice(NamedTuple):
+    """Actions in [−1, 1] and the logarithm of their density there; zero for policies that have no density."""
+
+    action: Components
+    log_prob: Float[Array, " batch"]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What the agent asks of a policy."""
+
+    def outputs(self, components: int) -> int:
+        """How many outputs of the network an action with so many components takes."""
+        ...
+
+    def sample(self, outputs: Outputs, key: Key) -> Choice:
+        """What the policy is improved on, differentiable with respect to the outputs."""
+        ...
+
+    def follow(self, outputs: Outputs, key: Key) -> Choice:
+        """What the Bellman target bootstraps from."""
+        ...
+
+    def explore(self, outputs: Outputs, key: Key) -> Components:
+        """What is done in training."""
+        ...
+
+    def mode(self, outputs: Outputs) -> Components:
+        """What is done when nothing is to be explored."""
+        ...
+
+
+@dataclass(frozen=True)
+class TanhGaussian:
+    """A normal distribution squashed by tanh, as in SAC."""
+
+    low: float = -20.0
+    """The least logarithm of the standard deviation."""
+
+    high: float = 2.0
+    """The most."""
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+
+    def outputs(self, components: int) -> int:
+        """A mean and a logarithm of the standard deviation for each component."""
+        return 2 * components
+
+    def sample(self, outputs: Outputs, key: Key) -> Choice:
+        """tanh(μ + σ ε), ε standard normal.
+
+        log π(a) = Σ log N(u; μ, σ) − Σ log(1 − tanh² u) with u = μ + σ ε, and log(1 − tanh² u) in the form
+        2 (log 2 − u − softplus(−2u)), which neither overflows nor cancels.
+        """
+        mean, log_std = self._law(outputs)
+        noise = jax.random.normal(key, mean.shape, jnp.float32)
+        raw = mean + jnp.exp(log_std) * noise
+        density = -0.5 * jnp.square(noise) - log_std - jnp.float32(0.5 * jnp.log(2 * jnp.pi))
+        return Choice(jnp.tanh(raw), jnp.sum(density - log_slope_of_tanh(raw), axis=-1))
+
+    def follow(self, outputs: Outputs, key: Key) -> Choice:
+        """The same."""
+        return self.sample(outputs, key)
+
+    def explore(self, outputs: Outputs, key: Key) -> Components:
+        """The action of a draw."""
+        return self.sample(outputs, key).action
+
+    def mode(self, outputs: Outputs) -> Components:
+        """Tanh μ."""
+        return jnp.tanh(self._law(outputs)[0])
+
+    def _law(self, outputs: Outputs) -> tuple[Components, Components]:
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        return mean, jnp.clip(log_std, self.low, self.high)
+
+
+def log_slope_of_tanh(raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The logarithm of 1 − tanh²(raw), for any raw."""
+    return 2 * (jnp.float32(jnp.log(2.0)) - raw - jax.nn.softplus(-2 * raw))
+
+
+@dataclass(frozen=True)
+class Deterministic:
+    """One action, as in TD3: noise is added to explore, and clipped noise to smooth the target."""
+
+    noise: float = 0.1
+    """The standard deviation of the noise in training."""
+
+    target_noise: float = 0.2
+    """The standard deviation of the noise on the action that the target bootstraps from."""
+
+    target_clip: float = 0.5
+    """How large that noise may be."""
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "target_noise", "target_clip"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+
+    def outputs(self, components: int) -> int:
+        """One for each component."""
+        return components
+
+    def sample(self, outputs: Outputs, key: Key) -> Choice:
+        """Tanh of the outputs."""
+        del key
+        return self._chosen(jnp.tanh(outputs))
+
+    def follow(self, outputs: Outputs, key: Key) -> Choice:
+        """The action with clipped noise, within [−1, 1]."""
+        noise = self.target_noise * jax.random.normal(key, outputs.shape, jnp.float32)
+        noise = jnp.clip(noise, -self.target_clip, self.target_clip)
+        return self._chosen(jnp.clip(jnp.tanh(outputs) + noise, -1, 1))
+
+    def explore(self, outputs: Outputs, key: Key) -> Components:
+        """The action with noise, within [−1, 1]."""
+        noise = self.noise * jax.random.normal(key, outputs.shape, jnp.float32)
+        return jnp.clip(jnp.tanh(outputs) + noise, -1, 1)
+
+    def mode(self, outputs: Outputs) -> Components:
+        """Tanh of the outputs."""
+        return jnp.tanh(outputs)
+
+    def _chosen(self, action: Components) -> Choice:
+        return Choice(action, jnp.zeros(action.shape[0], jnp.float32))
+
+
+@dataclass(frozen=True)
+class FixedTemperature:
+    """A constant weight α of the policy's entropy."""
+
+    value: float = 0.2
+    """α; zero for policies that have no density."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < float("inf"):
+            raise ValueError(f"a temperature must be finite and not negative, got {self.value}")
+
+
+@dataclass(frozen=True)
+class AutomaticTemperature:
+    """A weight α that is learned, so that the policy keeps a given entropy (Haarnoja et al., 2018)."""
+
+    initial: float = 1.0
+    """α at first."""
+
+    target_entropy: float | None = None
+    """The entropy to keep, of actions in [−1, 1]; None for minus the number of components."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.initial < float("inf"):
+            raise ValueError(f"a temperature that is learned must begin positive and finite, got {self.initial}")

@@ -1,0 +1,90 @@
+"""What commands share: how they speak to whoever called them."""
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+WIDEST = 1_000
+"""More characters than a line of any table has."""
+
+
+class UsageError(Exception):
+    """The user can put it right; the message says how."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a `UsageError` with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
+
+
+def working(what: str) -> Status:
+    """A sign of life in a terminal, while something runs that takes seconds."""
+    return Console(stderr=True).status(f"{what} …")
+
+
+def table(title: str, *columns: str) -> Table:
+    """An empty table that fits into 80 characters; a column with `>` before its name is flush right."""
+    empty = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+    for column in columns:
+        empty.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return empty
+
+
+def print_table(shown: Table) -> None:
+    """Print a table; whole, where there is no terminal whose width would cut it."""
+    Console(width=None if Console().is_terminal else WIDEST).print(shown)
+
+
+def write_json(data: dict, path: Path | None) -> None:
+    """Write data to a file, if one is given, and say so."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {path}")
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Turn what is wrong with a configuration or a folder into a usage error."""
+    from qemrl.training.run_directory import RunExistsError
+
+    with failures():
+        try:
+            yield
+        except (ValueError, RunExistsError) as error:
+            raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
+    from qemrl.training.checkpoint import CheckpointError
+    from qemrl.training.memory import MemoryShortageError
+    from qemrl.training.run_directory import RunLockedError, RunWriteError
+    from qemrl.training.train import NonFiniteTrainingError
+
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        warnings.simplefilter("default", UserWarning)
+        try:
+            yield
+        except (MemoryShortageError, RunLockedError) as error:
+            raise UsageError(str(error)) from error
+        except (CheckpointError, RunWriteError, NonFiniteTrainingError) as error:
+            print(f"qemrl: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *place: Any) -> None:
+    del place
+    print(f"qemrl: warning: {message}", file=sys.stderr)

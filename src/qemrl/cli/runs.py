@@ -1,0 +1,290 @@
+"""The commands that train an agent, resume it, and try it out: train, resume, evaluate."""
+
+import contextlib
+import difflib
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional
+
+from qemrl.cli.console import UsageError, failures, print_table, require, table, usage, write_json
+
+if TYPE_CHECKING:
+    from qemrl.training.config import RunConfig
+    from qemrl.training.run_directory import RunDirectory
+
+USAGE = """usage: qemrl train PRESET --env ID [options]
+
+Train an agent. Every setting is an option; which there are, and their defaults, depends on preset and environment:
+qemrl train PRESET --env ID --help shows them all. The most important ones:
+
+  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or a compiled one
+                     (minatar/breakout, jax/cartpole, jax/pendulum)
+  --steps N          how many steps each seed learns for
+  --seed S           the first seed
+  --num-seeds K      how many seeds: S, S + 1, …
+  --num-envs E       environments side by side, for each seed
+  --out DIR          the folder of the run; by default runs/PRESET/ENV/seed_S
+  --exploration NAME how value agents explore: epsilon-greedy, dltv, dltv-released, qem-std-bonus, std-bonus, count
+  --estimator NAME   how quantiles become Q, or a risk measure in its place: a name of `qemrl list`
+  --protocol NAME    how an Atari game is played: paper, release, sb3, dopamine or machado
+  --tensorboard      write event files for TensorBoard, too
+"""
+
+
+def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = ()) -> None:
+    """Train an agent: qemrl train PRESET --env ID --steps N."""
+    from qemrl.agents.presets import PRESETS
+
+    words = list(arguments)
+    asks_help = bool({"-h", "--help"} & set(words))
+    preset = _take_preset(words, list(PRESETS))
+    if preset is None:
+        require(asks_help, f"name a preset first: qemrl train PRESET --env ID; presets: {', '.join(PRESETS)}")
+        print(USAGE)
+        shown = table("Presets", "name", "what it is")
+        for name, known in PRESETS.items():
+            shown.add_row(name, known.summary)
+        print_table(shown)
+        return
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(PRESETS)}"
+        raise UsageError(f"there is no preset `{preset}`; {hint}")
+    env = _take(words, "--env")
+    require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
+    with usage():
+        config, parsed = _configure(preset, env, words)
+    _begin(config, parsed.out, parsed.tensorboard)
+
+
+def resume(directory: Positional[Path], steps: int | None = None) -> None:
+    """Resume a run from its last checkpoint.
+
+    Args:
+        directory: The folder of the run.
+        steps: Go on to this number of steps, further than planned.
+    """
+    from qemrl.training.config import read_config
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.train import extend
+
+    with usage():
+        run = RunDirectory(directory)
+        config = read_config(run.config)
+        if steps is not None and steps != config.steps and not (run.done and steps < config.steps):
+            require(
+                steps > config.steps,
+                f"--steps goes on further than the {config.steps:,} steps that are planned; got {steps:,}",
+            )
+            config = extend(run, steps)
+            run = RunDirectory(directory)
+    _run(config, run, False)
+
+
+def evaluate(
+    directory: Positional[Path],
+    episodes: int = 20,
+    seed_of_run: int | None = None,
+    video: Path | None = None,
+    json: bool = False,
+    out: Path | None = None,
+) -> None:
+    """Play episodes with the agent of a run's last checkpoint; the run itself is left as it is.
+
+    Args:
+        directory: The folder of the run.
+        episodes: How many, for each seed.
+        seed_of_run: Only this one of the run's seeds.
+        video: Record an episode of the first seed to this file, .mp4 or .gif.
+        json: Print one JSON object and nothing else.
+        out: Write the JSON object to this file as well.
+    """
+    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    from qemrl import api
+    from qemrl.training.config import read_config
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.video import require_suffix
+
+    with usage():
+        if video is not None:
+            require_suffix(video)
+        config = read_config(RunDirectory(directory).config)
+        chosen = config.seeds if seed_of_run is None else (seed_of_run,)
+        agents = [api.load(directory, seed) for seed in chosen]
+    with failures():
+        results = [agent.evaluate(episodes) for agent in agents]
+        filmed = video is not None and agents[0].record_video(video)
+    data: dict[str, Any] = {
+        "run": str(directory),
+        "preset": config.preset,
+        "env": config.env,
+        "step": agents[0].steps,
+        "episodes": episodes,
+        "seeds": [
+            {
+                "seed": seed,
+                **_summary(result.returns),
+                "returns": result.returns.tolist(),
+                "lengths": result.lengths.tolist(),
+            }
+            for seed, result in zip(chosen, results, strict=True)
+        ],
+    }
+    if video is not None:
+        data["video"] = str(video) if filmed else None
+    _report(data, json, filmed, video)
+    if out is not None:
+        with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
+            write_json(data, out)
+
+
+def _report(data: dict[str, Any], as_json: bool, filmed: bool, video: Path | None) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(data))
+        return
+    title = f"{data['preset']} on {data['env']} after {data['step']:,} steps, {data['episodes']} episodes"
+    shown = table(title, ">seed", ">mean", ">± std", ">min", ">max")
+    for each in data["seeds"]:
+        shown.add_row(str(each["seed"]), *(f"{each[name]:,.2f}" for name in ("mean", "std", "min", "max")))
+    print_table(shown)
+    if filmed:
+        print(f"wrote {video}")
+
+
+def _summary(returns: Any) -> dict[str, float]:
+    return {name: float(getattr(returns, name)()) for name in ("mean", "std", "min", "max")}
+
+
+def _take_preset(words: list[str], presets: list[str]) -> str | None:
+    """The preset, taken out of the words: the first of them, or one that is called so."""
+    if words and not words[0].startswith("-"):
+        return words.pop(0)
+    found = [word for word in words if word in presets]
+    if found:
+        words.remove(found[0])
+        return found[0]
+    return None
+
+
+def _take(words: list[str], option: str) -> str | None:
+    """The value of an option, taken out of the words; the last one counts."""
+    value = None
+    for index in reversed(range(len(words))):
+        word = words[index]
+        if word == option:
+            require(index + 1 < len(words) and not words[index + 1].startswith("--"), f"{option} needs a value")
+            found = words[index + 1]
+            del words[index : index + 2]
+        elif word.startswith(f"{option}="):
+            found = words.pop(index).partition("=")[2]
+        else:
+            continue
+        value = found if value is None else value
+    return value
+
+
+def _configure(preset: str, env: str | None, words: list[str]) -> "tuple[RunConfig, Any]":
+    """The configuration that the words ask for, and the options that are no settings."""
+    from qemrl.agents.names import ACTOR_CRITICS
+    from qemrl.config.options import parse
+    from qemrl.config.registry import PARTS
+    from qemrl.config.serialize import replace_at
+    from qemrl.envs.gym.atari import ATARI_PROTOCOLS, protocol_for
+    from qemrl.training.config import configure, default_steps
+
+    prog = f"qemrl train {preset}" + (f" --env {env}" if env else " --env ID")
+    about = (
+        f"the defaults are those for {env}" if env else "the defaults are those of small tasks; give --env for others"
+    )
+    env = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
+    protocol, run_threads = _take(words, "--protocol"), _take(words, "--num-envs")
+    config = configure(preset, env, default_steps(env), num_envs=_whole("--num-envs", run_threads))
+    if protocol is not None:
+        require(config.protocol is not None, f"--protocol is for Atari games, and {env} is none")
+        require(protocol in ATARI_PROTOCOLS, f"there is no protocol `{protocol}`: {', '.join(ATARI_PROTOCOLS)}")
+        config = replace(config, protocol=protocol_for(env, protocol))
+    heads = _take(words, "--representation.num-heads")
+    if heads is not None:  # before the estimator, which may need them
+        agent = replace_at(config.agent, "representation.num_heads", _whole("--representation.num-heads", heads))
+        config = replace(config, agent=agent)
+    parts = {field: known for field, known in PARTS.items() if hasattr(config.agent, field)}
+    for field, known in parts.items():
+        name = _take(words, f"--{field}")
+        if name is not None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(known)}"
+            require(name in known, f"there is no {field} `{name}`; {hint}")
+            config = replace(config, agent=replace_at(config.agent, field, known[name]))
+    further = {
+        "out": (_help(Path | None, "The folder of the run; by default runs/PRESET/ENV/seed_S."), None),
+        "tensorboard": (_help(bool, "Write event files for TensorBoard, too."), False),
+    }
+    named = "".join(f"--{field} NAME ({', '.join(known)}), " for field, known in parts.items())
+    description = (
+        f"Train {preset}; {about}. Besides: {named}and for Atari games --protocol NAME ({', '.join(ATARI_PROTOCOLS)})."
+    )
+    return parse(config, further, words, prog, description)
+
+
+def _help(kind: Any, text: str) -> Any:
+    return Annotated[kind, tyro.conf.arg(help=text)]
+
+
+def _whole(option: str, text: str | None) -> int:
+    try:
+        return 1 if text is None else int(text)
+    except ValueError:
+        raise UsageError(f"{option} must be a whole number; got {text}") from None
+
+
+def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
+    """Start a run in its folder, or resume it if it is there."""
+    from qemrl.config.serialize import to_json
+    from qemrl.training.loops import require_possible
+    from qemrl.training.run_directory import RunDirectory
+
+    folder = (
+        out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
+    )
+    with usage():
+        if tensorboard:
+            from qemrl.training.tensorboard import require_tensorboard
+
+            require_tensorboard()
+        require_possible(config)  # what is wrong with it is said before a folder is made
+        run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(["qemrl", *sys.argv[1:]])})
+    print(f"run directory: {folder}", flush=True)
+    _run(config, run, tensorboard)
+
+
+def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
+    """Bring a run to its end, with a bar, and say how it went."""
+    from qemrl.training import progress
+    from qemrl.training.tensorboard import FOLDER, board
+    from qemrl.training.train import CallbackList, Stopped, train
+
+    again = f"qemrl resume {shlex.quote(str(run.path))}"
+    if run.done:
+        print(f"{run.path} is finished: {config.steps:,} steps are done. `{again} --steps N` goes on to N steps.")
+        return
+    try:
+        with failures(), contextlib.ExitStack() as stack:
+            callbacks = [stack.enter_context(progress.bar(config, 0, visible=True))]
+            if tensorboard or (run.path / FOLDER).exists():
+                callbacks.append(stack.enter_context(board(run)))
+            train(config, run, CallbackList(callbacks))
+    except Stopped as stopped:
+        print(f"qemrl: stopped at step {stopped.step:,}, and saved; resume: {again}", file=sys.stderr)
+        sys.exit(128 + stopped.signal_number)
+    except KeyboardInterrupt:
+        print(f"qemrl: stopped without saving; go on from the last checkpoint with: {again}", file=sys.stderr)
+        sys.exit(130)
+    print(f"finished: {run.path}; try it out with: qemrl evaluate {shlex.quote(str(run.path))}")

@@ -1,0 +1,212 @@
+"""The commands that train or look at several things and draw a figure: `show`, `compare` and `demo`."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import rich
+import tyro
+from rich.markup import escape
+from tyro.conf import Positional
+
+from qemrl.cli.console import failures, print_table, require, table, usage, working
+
+if TYPE_CHECKING:  # what a command needs is imported when it runs
+    from qemrl.experiments.compare import Comparison, Difference
+    from qemrl.experiments.show import Episode
+    from qemrl.training.config import RunConfig
+    from qemrl.training.train import Callback
+
+DEMO_PRESETS = ("qr-dqn", "qem-dqn")
+DEMO_ENV = "minatar/breakout"
+DEMO_SEEDS = 2
+
+
+def compare(
+    presets: Positional[tuple[str, ...]],
+    out: Path,
+    env: str | None = None,
+    steps: int | None = None,
+    num_seeds: int | None = None,
+    seed: int | None = None,
+) -> None:
+    """Train presets on an environment and compare them: a table with intervals, a figure of the learning curves.
+
+    Each preset has a run directory of its name in the folder. What is there already is not trained again; what was
+    interrupted goes on. The differences are against the first preset, over pairs of seeds.
+
+    Args:
+        presets: Two or more names of `qemrl list`.
+        out: The folder for the runs, figure.png, figure.svg, data.csv and comparison.json.
+        env: The id of the environment; may be left out if all runs are there.
+        steps: How many steps each seed learns for; may be left out if all runs are there.
+        num_seeds: How many seeds each preset gets, all of them at once; 3 for new runs.
+        seed: The first seed; 0 for new runs.
+    """
+    _require_folder(out)
+    from qemrl.experiments.compare import ComparisonRequest, plan
+    from qemrl.training.config import configure
+
+    with usage():
+        configs = plan(ComparisonRequest(presets, env, steps, seed, num_seeds), out)
+    for config in configs:
+        if config.agent != configure(config.preset, config.env, config.steps).agent:
+            print(f"note: {out / config.preset} has settings of its own, see its config.json")
+    _complete_and_report(configs, out)
+
+
+def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
+    """Train QR-DQN and QEM-DQN on MinAtar's Breakout, two seeds each: a figure of the learning curves and a table.
+
+    It takes 3 to 5 minutes on two cores. It can be interrupted and goes on when it is called again; when it is
+    finished, it draws what is there. Exploration fades over the first quarter, sooner than in a run of full length.
+
+    Args:
+        out: The folder for the two runs, figure.png, figure.svg, data.csv and comparison.json.
+        steps: How many steps each seed learns for.
+        seed: The first of the two seeds.
+    """
+    _require_folder(out)
+    from qemrl.experiments.compare import ComparisonRequest, plan
+
+    with usage():
+        configs = plan(ComparisonRequest(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
+    _complete_and_report(configs, out)
+
+
+def show(
+    run: Positional[Path],
+    episode_seed: int = 0,
+    seed_of_run: int | None = None,
+    moments: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
+    out: Path | None = None,
+) -> None:
+    """Play an episode and draw the return distributions of each action along it.
+
+    With quantiles, the figure has the QEM fit, Q by the mean and by QEM, R² and the crossing rate. DQN has no return
+    distribution, and its figure only Q over the episode.
+
+    Args:
+        run: The run directory of a trained agent.
+        episode_seed: The seed of the episode.
+        seed_of_run: Which of the run's seeds; by default its first.
+        moments: At how many moments of the episode the distributions are drawn.
+        out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
+    """
+    require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
+    require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
+    folder = run / "show" if out is None else out
+    _require_folder(folder)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
+    from qemrl import api
+    from qemrl.experiments import show as shows
+
+    with working("playing an episode"), failures():
+        with usage():
+            agent = api.load(run, seed_of_run)
+        episode = shows.watch(agent, episode_seed, moments)
+    if episode.note:
+        print(f"note: the figure has no frames: {episode.note}")
+    _show_moments(episode)
+    for path in shows.write(episode, folder):
+        print(f"wrote {path}")
+
+
+def _require_folder(out: Path) -> None:
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+
+
+def _show_moments(episode: "Episode") -> None:
+    from qemrl.experiments.show import rounded
+
+    if episode.kind == "scalar":
+        print(episode.title)
+        print("A scalar agent has no return distribution: the figure shows Q over the episode only.")
+        return
+    quantiles = episode.kind == "quantiles"
+    # Of actions the best is chosen, of critics the least counts.
+    curve, extreme = ("action", "best") if episode.actions.ndim == 1 else ("critic", "least")
+    columns = (">Q QEM", ">R²", ">crossing") if quantiles else ()
+    last = (f"{extreme} by mean", f"{extreme} by QEM") if quantiles else (f"{extreme} by mean",)
+    shown = table(episode.title, ">moment", ">step", f">{curve}", ">Q mean", *columns, *last)
+    for number, prediction in enumerate(episode.predictions, 1):
+        at = prediction.chosen
+        row = [str(number), str(prediction.step), _number(episode, at), rounded(prediction.q_mean[at])]
+        if prediction.q_qem is not None and prediction.r_squared is not None and prediction.crossing_rate is not None:
+            row += [
+                rounded(prediction.q_qem[at]),
+                f"{prediction.r_squared[at]:.3f}",
+                f"{prediction.crossing_rate[at]:.1%}",
+            ]
+        for q in (prediction.q_mean, prediction.q_qem):
+            if q is not None:
+                row.append(_number(episode, int(q.argmax() if extreme == "best" else q.argmin())))
+        shown.add_row(*row)
+    print_table(shown)
+
+
+def _number(episode: "Episode", curve: int) -> str:
+    """The number of a curve as its name has it."""
+    return episode.curves[curve].rpartition(" ")[2]
+
+
+def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
+    from qemrl.experiments import compare as comparing
+    from qemrl.training.train import Stopped
+
+    directories = []
+    for config in configs:
+        path = out / config.preset
+        with usage():
+            directory = comparing.prepare(config, path)
+        if directory.done:
+            print(f"{config.preset}: finished already, in {path}")
+        try:
+            with failures():
+                comparing.complete(config, directory, _watched)
+        except Stopped as stop:
+            print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
+            sys.exit(128 + stop.signal_number)
+        directories.append(directory)
+    comparison = comparing.compare(directories)
+    _show_results(comparison)
+    for path in comparing.write(comparison, directories, out):
+        print(f"wrote {path}")
+
+
+def _watched(config: "RunConfig") -> "AbstractContextManager[Callback]":
+    from qemrl.training.progress import bar
+
+    return bar(config, 0, visible=True)
+
+
+def _show_results(comparison: "Comparison") -> None:
+    count = len(comparison.results[0].curve.seeds)
+    interval = " with 95% intervals" if count > 1 else ""
+    title = f"{comparison.env}, {comparison.steps:,} steps, {count} seed{'s' * (count > 1)}{interval}"
+    results = table(title, "preset", "return at the end", "over the curve", ">steps/s")
+    for result in comparison.results:
+        speed = "" if result.steps_per_second is None else f"{result.steps_per_second:,.0f}"
+        results.add_row(result.curve.label, *_cells(result.final, result.average), speed)
+    print_table(results)
+    against = comparison.results[0].curve.label
+    differences = table(f"Minus {against}, by pairs of seeds", "preset", ">pairs", "at the end", "over the curve")
+    for difference in comparison.differences:
+        pairs = str(len(difference.seeds))
+        differences.add_row(difference.preset, pairs, *_cells(difference.final, difference.average))
+    print_table(differences)
+    for difference in comparison.differences:
+        rich.print(f"{difference.preset} against {against}, at the end: {_verdict(difference)}")
+    print("over the curve: the area under the evaluation curve, divided by its length; steps/s: of all seeds together")
+
+
+def _cells(*intervals: Any) -> list[str]:
+    return [escape(str(interval)) for interval in intervals]
+
+
+def _verdict(difference: "Difference") -> str:
+    color = {"higher": "[green]", "lower": "[red]"}.get(difference.verdict, "")
+    return f"{color}{difference.verdict}"

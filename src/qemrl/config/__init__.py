@@ -1,0 +1,1 @@
+"""Settings: how they are stored, overridden and named."""

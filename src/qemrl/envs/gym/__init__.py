@@ -1,0 +1,1 @@
+"""Gymnasium, Atari and MuJoCo behind one adapter."""

@@ -1,0 +1,347 @@
+"""Gymnasium environments side by side, behind one interface that hides how vector environments begin new episodes."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from jaxtyping import Bool, Int
+
+from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
+from qemrl.envs.gym.catalog import (
+    MissingPackage,
+    UnknownEnvironment,
+    find_environment,
+    is_atari,
+    missing_package,
+    quiet_about_age,
+)
+from qemrl.envs.gym.histories import Histories, episode_seed, rounds
+from qemrl.envs.gym.in_process import InProcessEnvs
+from qemrl.envs.gym.spaces import (
+    NonFiniteError,
+    UnsupportedEnvironment,
+    describe,
+    read_actions,
+    read_masks,
+    read_observations,
+    read_rewards,
+    write_actions,
+)
+from qemrl.envs.gym.steps import HostReset, HostStep, Mask
+from qemrl.types import Actions
+
+__all__ = [
+    "HostEnvs",
+    "HostReset",
+    "HostStep",
+    "InProcessEnvs",
+    "MissingPackage",
+    "NonFiniteError",
+    "UnknownEnvironment",
+    "UnsupportedEnvironment",
+    "is_atari",
+    "make_host_envs",
+]
+
+
+class HostEnvs:
+    """Gymnasium environments side by side; every step gives the true next observations and those to act on.
+
+    Without autoreset, every episode is seeded by (seed of the run, environment, number of the episode). The actions of
+    the episode then are all there is to know of a deterministic environment: `state` keeps them and `restore` plays
+    them again, at the speed of the environment. Vector environments that reset themselves cannot be restored.
+
+    Attributes:
+        spec: What an agent and a replay must know.
+        observation: [envs, ...], what to act on now.
+        mask: The actions allowed now, or None.
+    """
+
+    def __init__(self, vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: int = 1):
+        mode = vector.metadata.get("autoreset_mode")
+        if mode is None:
+            raise ValueError(
+                f'the vector environment of {env_id} does not say how it resets: metadata["autoreset_mode"] is missing'
+                "; set it to the AutoresetMode that it follows"
+            )
+        self.vector: Any = vector
+        self.num_envs = vector.num_envs
+        self._mode = AutoresetMode(mode)
+        within = vector if isinstance(vector, InProcessEnvs) else vector.unwrapped
+        # these take a seed for each environment, and calls of its methods; what native ones take is their own affair
+        self._made_of_envs = isinstance(within, InProcessEnvs | SyncVectorEnv | AsyncVectorEnv)
+        self._replayable = self._made_of_envs and self._mode is AutoresetMode.DISABLED
+        self._space = vector.single_observation_space
+        self._action_space = vector.single_action_space
+        self.spec = describe(env_id, self._space, self._action_space, stacked_frames)
+        self._mask_source: str | None = None
+        self.reset(0)
+        self._mask_source = self._find_masks()
+        if self._mask_source is not None:
+            self.spec = self.spec._replace(has_mask=True)
+            self.reset(0)
+
+    def reset(self, seed: int) -> HostReset:
+        """The first observations of a run with this seed."""
+        if seed < 0:
+            raise ValueError(f"the seed of a run must not be negative, got {seed}")
+        self._seed = seed
+        self._start(np.zeros(self.num_envs, np.int64))
+        return HostReset(self.observation, self.mask)
+
+    def step(self, actions: Actions) -> HostStep:
+        """What follows these actions; episodes that ended have begun anew in `observation`.
+
+        Continuous actions are clipped to `spec.box`.
+        """
+        actions = read_actions(actions, self.spec)
+        step = self._transition(actions)
+        self._returns += step.reward
+        if self._replayable:
+            self._histories.add(actions)
+        if np.count_nonzero(step.ended):  # this is faster than `any`, and here every microsecond counts
+            self._returns[step.ended] = 0.0
+            self._episode[step.ended] += 1
+            if self._mode is AutoresetMode.DISABLED:
+                observation, mask = self._begin(step.ended, step.observation, step.mask)
+                step = step._replace(observation=observation, mask=mask, restarted=step.restarted | step.ended)
+        self.observation, self.mask = step.observation, step.mask
+        return step
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is needed to come back here with `restore`, as arrays."""
+        return {
+            "seed": np.asarray(self._seed, np.int64),
+            "episode": self._episode.copy(),
+            **self._histories.state(),
+            "episode_return": self._returns.copy(),
+            "observation": self.observation.copy(),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> list[str]:
+        """Come back to where `state` was taken, and return a warning for each environment where that was not possible.
+
+        There, a new episode has begun. `observation` and `mask` are what to act on.
+        """
+        if state["observation"].shape != (self.num_envs, *self.spec.observation_shape):
+            raise ValueError(
+                f"the stored environments have observations {state['observation'].shape}, those of {self.spec.id} here "
+                f"{(self.num_envs, *self.spec.observation_shape)}; make as many environments of the same kind"
+            )
+        episodes = self._histories.read(state)
+        self._seed = int(state["seed"])
+        if not self._replayable:
+            self._start(state["episode"] + 1)
+            return [
+                f"{self.spec.id}: {type(self.vector).__name__} ({self._mode.name}) is a vector environment that cannot "
+                "restore its state; new episodes have begun in it"
+            ]
+        self._start(state["episode"])
+        lost = self._play_again(episodes)
+        same = (self.observation == state["observation"]).reshape(self.num_envs, -1).all(1)
+        lost |= ~same | (self._returns != state["episode_return"])
+        if lost.any():
+            self._episode[lost] += 1
+            self._begin_again(lost)
+        return [
+            f"{self.spec.id}: environment {place} did not come back to its state when its last "
+            f"{len(episodes[place])} actions were played again (is it deterministic?); a new episode has begun there"
+            for place in np.flatnonzero(lost).tolist()
+        ]
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment, [height, width, 3]."""
+        if self.vector.render_mode != "rgb_array":
+            raise ValueError(f"{self.spec.id} gives no pictures; make it with render=True")
+        return np.asarray(self.vector.render()[0])
+
+    def close(self) -> None:
+        """Close all environments."""
+        self.vector.close()
+
+    def _start(self, episodes: Int[np.ndarray, " envs"]) -> None:
+        """Begin these episodes everywhere."""
+        self._episode = episodes.copy()
+        self._returns = np.zeros(self.num_envs)
+        self._histories = Histories(self.spec, self.num_envs)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+        if self._replayable:
+            nothing = np.zeros((self.num_envs, *self.spec.observation_shape), self.spec.observation_dtype)
+            unmasked = None if self._mask_source is None else np.ones((self.num_envs, self.spec.num_actions), np.bool_)
+            self.observation, self.mask = self._begin(np.ones(self.num_envs, np.bool_), nothing, unmasked)
+            return
+        # halved, because native environments add their number to it and want 32 bits
+        raw, infos = self.vector.reset(seed=episode_seed(self._seed, 0, int(episodes.max())) // 2)
+        self._first_infos = infos
+        self.observation, self.mask = self._read(raw), self._read_mask(infos, np.zeros(self.num_envs, np.bool_))
+
+    def _begin(self, rows: Bool[np.ndarray, " envs"], observation: np.ndarray, mask: Mask) -> tuple[np.ndarray, Mask]:
+        """These observations and masks, after a reset of some rows, each with the seed of its episode."""
+        options = {"reset_mask": rows}
+        if self._replayable:
+            seeds: list[int | None] = [None] * self.num_envs
+            for place in np.flatnonzero(rows).tolist():
+                seeds[place] = episode_seed(self._seed, place, int(self._episode[place]))
+                self._histories.forget(place)
+            raw, infos = self.vector.reset(seed=seeds, options=options)
+        else:
+            raw, infos = self.vector.reset(options=options)
+        self._first_infos = infos
+        observation = observation.copy()
+        observation[rows] = self._read(raw)[rows]
+        first_mask = self._read_mask(infos, ~rows)
+        if mask is None or first_mask is None:
+            return observation, None
+        return observation, np.where(rows[:, None], first_mask, mask)
+
+    def _play_again(self, episodes: Sequence[np.ndarray]) -> Bool[np.ndarray, " envs"]:
+        """Take the actions of these episodes again; true where one ended on the way, which it had not done."""
+        empty = np.array([len(episode) == 0 for episode in episodes])
+        lost = np.zeros(self.num_envs, np.bool_)
+        for time, (begins, actions) in enumerate(rounds(episodes)):
+            if time and (begins | lost).any():
+                self._begin_again(begins | lost)
+            idle = empty | lost
+            if self.mask is not None:
+                actions[idle] = self.mask[idle].argmax(1)
+            step = self._transition(read_actions(actions, self.spec))
+            self._returns += step.reward
+            lost |= step.ended & ~empty
+            self.observation, self.mask = step.observation, step.mask
+        if not empty.all() and (empty | lost).any():
+            self._begin_again(empty | lost)
+        self._histories.load(episodes)
+        return lost
+
+    def _begin_again(self, rows: Bool[np.ndarray, " envs"]) -> None:
+        """Go back to the first observation of some rows' episodes."""
+        self._returns[rows] = 0.0
+        self.observation, self.mask = self._begin(rows, self.observation, self.mask)
+
+    def _transition(self, actions: Actions) -> HostStep:
+        """A step of the vector environment in terms that are the same in all modes, before resets of our own."""
+        raw, reward, terminated, truncated, infos = self.vector.step(write_actions(actions, self._action_space))
+        terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        ended = terminated | truncated
+        valid = ~self._resetting
+        restarted = self._resetting
+        self._resetting = ended if self._mode is AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, np.bool_)
+        observation = next_observation = self._read(raw)
+        same_step = self._mode is AutoresetMode.SAME_STEP
+        mask = next_mask = self._read_mask(infos, terminated & (not same_step))
+        if same_step and ended.any():
+            final = np.array(raw)
+            for place in np.flatnonzero(ended).tolist():
+                final[place] = infos["final_obs"][place]
+            next_observation = self._read(final)
+            restarted = ended
+            final_mask = self._read_mask(infos.get("final_info", {}), terminated | ~ended)
+            if mask is not None and final_mask is not None:
+                next_mask = np.where(ended[:, None], final_mask, mask)
+        if "_life_lost" in infos:
+            lost = infos["_life_lost"] & ~ended
+            terminated = terminated | lost
+            if "_restart_observation" in infos:
+                observation = next_observation.copy()
+                for place in np.flatnonzero(infos["_restart_observation"]).tolist():
+                    observation[place] = infos["restart_observation"][place]
+                restarted = restarted | infos["_restart_observation"]
+        return HostStep(
+            read_rewards(reward, self.spec.id),
+            terminated,
+            truncated,
+            next_observation,
+            observation,
+            mask,
+            next_mask,
+            valid,
+            ended,
+            restarted,
+        )
+
+    def _read(self, raw: Any) -> np.ndarray:
+        return read_observations(raw, self._space, self.spec)
+
+    def _find_masks(self) -> str | None:
+        """Where masks come from: the infos of a reset, a method `action_masks`, or nowhere."""
+        if self.spec.box is not None:
+            return None
+        if "action_mask" in self._first_infos:
+            return "info"
+        if not self._made_of_envs or not all(self.vector.call("has_wrapper_attr", "action_masks")):
+            return None
+        if self._mode is AutoresetMode.SAME_STEP:
+            raise UnsupportedEnvironment(
+                f"{self.spec.id} has a method action_masks, which cannot be asked about the last observation of an "
+                'episode in the mode SAME_STEP; use another AutoresetMode, or put the mask into info["action_mask"]'
+            )
+        return "method"
+
+    def _read_mask(self, infos: Mapping[str, Any], exempt: Bool[np.ndarray, " envs"]) -> Mask:
+        """The masks of all environments; where a row is exempt (nothing is chosen there), all is allowed if none is."""
+        if self._mask_source is None:
+            return None
+        if self._mask_source == "method":
+            given, told = self.vector.call("action_masks"), np.ones(self.num_envs, np.bool_)
+        else:
+            given = infos.get("action_mask")
+            told = infos.get("_action_mask", np.full(self.num_envs, given is not None))
+        return read_masks(given, told, exempt, self.spec)
+
+
+def make_host_envs(
+    env_id: str,
+    num_envs: int,
+    protocol: AtariProtocol | None = None,
+    asynchronous: bool = False,
+    render: bool = False,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+    also: Sequence[str] = (),
+) -> HostEnvs:
+    """Environments of Gymnasium with this id, whose episodes can be repeated and restored.
+
+    Args:
+        env_id: An id of Gymnasium; `module:id` imports a module that registers it. Atari games need no import.
+        num_envs: How many, side by side.
+        protocol: For Atari games; by default the one that the id stands for.
+        asynchronous: Whether each environment runs in a process of its own (worth it only where its steps are slow;
+            a script must then be guarded by `if __name__ == "__main__"`).
+        render: Whether `HostEnvs.render` gives pictures.
+        parameters: Arguments of the environment.
+        also: Names to suggest where the id is unknown, besides those of Gymnasium.
+    """
+    if num_envs < 1:
+        raise ValueError(f"there must be at least one environment, got {num_envs}")
+    find_environment(env_id, also)
+    if is_atari(env_id):
+        protocol = protocol_for(env_id) if protocol is None else protocol
+    elif protocol is not None:
+        raise ValueError(f"{env_id} is no Atari game; it cannot have the Atari protocol {protocol.name!r}")
+    make = partial(_make_one, env_id, protocol, render, dict(parameters))
+    if asynchronous:
+        # a server that forks, because the threads of JAX do not survive a fork of this process
+        vector = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
+    else:
+        vector = InProcessEnvs(make, num_envs)
+    try:
+        return HostEnvs(vector, env_id, 1 if protocol is None else protocol.stack)
+    except Exception:
+        vector.close()
+        raise
+
+
+def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, parameters: dict[str, Any]) -> gymnasium.Env:
+    registration = find_environment(env_id)
+    try:
+        if protocol is not None:
+            return make_atari(env_id, protocol, render, parameters)
+        # only said where it is wanted, for not every environment knows of it
+        rendering = {"render_mode": "rgb_array"} if render else {}
+        with quiet_about_age(registration):
+            return gymnasium.make(env_id, **rendering, **parameters)
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise missing_package(registration, error) from error

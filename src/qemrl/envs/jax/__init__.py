@@ -1,0 +1,1 @@
+"""Environments written in JAX, which run inside of the compiled loop."""

@@ -1,0 +1,68 @@
+"""Numbers with their uncertainty."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import special
+
+from qemrl.estimators.backend import Array
+
+
+class Interval(NamedTuple):
+    """An estimate with the ends of its 95% confidence interval; exact numbers have both ends at the estimate."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def exact(value: float) -> "Interval":
+        """A number that is not an estimate."""
+        return Interval(float(value), float(value), float(value))
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.value:.4g}"
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def mean_interval(samples: Float[Array, " n"]) -> Interval:
+    """The mean of independent samples with Student's interval."""
+    samples = np.asarray(samples, dtype=np.float64)
+    if samples.ndim != 1 or len(samples) < 2:
+        raise ValueError(f"an interval needs a list of at least two samples, got the shape {samples.shape}")
+    reach = float(special.stdtrit(len(samples) - 1, 0.975) * samples.std(ddof=1) / math.sqrt(len(samples)))
+    mean = float(samples.mean())
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def share_interval(hits: int, trials: int) -> Interval:
+    """The share of hits among independent trials with Wilson's interval."""
+    if not 0 <= hits <= trials or trials < 1:
+        raise ValueError(f"got {hits} hits in {trials} trials")
+    z = float(special.ndtri(0.975))
+    share = hits / trials
+    center = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
+    low, high = max(0.0, center - reach), min(1.0, center + reach)
+    return Interval(share, 0.0 if hits == 0 else low, 1.0 if hits == trials else high)
+
+
+def ratio_of_variances_interval(first: Float[Array, " n"], second: Float[Array, " n"]) -> Interval:
+    """Var(first) / Var(second) of paired samples, with the interval of a jackknife on its logarithm."""
+    first, second = (np.asarray(x, dtype=np.float64) for x in (first, second))
+    if first.shape != second.shape or first.ndim != 1 or len(first) < 3:
+        raise ValueError(f"got samples of the shapes {first.shape} and {second.shape}; at least three pairs are needed")
+    count = len(first)
+
+    def leave_one_out(samples: np.ndarray) -> np.ndarray:
+        centered = samples - samples.mean()
+        return (centered**2).sum() - centered**2 * count / (count - 1)
+
+    pseudo = np.log(leave_one_out(first)) - np.log(leave_one_out(second))
+    error = math.sqrt((count - 1) / count * ((pseudo - pseudo.mean()) ** 2).sum())
+    value = first.var() / second.var()
+    reach = float(special.stdtrit(count - 1, 0.975)) * error
+    return Interval(float(value), float(value * math.exp(-reach)), float(value * math.exp(reach)))

@@ -1,0 +1,104 @@
+"""The bonus for what was seldom tried: how often each action was taken in each observation.
+
+Observations that an environment numbers are counted exactly, all others by a hash: the signs of random projections
+(SimHash, Charikar 2002; for counts Tang et al., 2017), which near observations share.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from qemrl.types import Array, EnvSpec
+
+MAX_BITS = 24
+
+
+class Counts(NamedTuple):
+    """What is remembered."""
+
+    visits: Int[Array, "places actions"]
+    """How often each action was taken, by the number or the hash of the observation."""
+
+    projection: Float[Array, "features bits"] | None
+    """What observations are hashed with; None where they are discrete."""
+
+    center: Float[Array, " features"] | None
+    """What is subtracted from observations before."""
+
+    reward: Float[Array, " envs"]
+    """What the last action in each environment earned."""
+
+
+@dataclass(frozen=True)
+class CountBonus:
+    """(n + offset)^−1/2 for an action that was taken n times in such an observation (Bellemare et al., 2016)."""
+
+    offset: float = 0.01
+    """What is added to the count, so that an action never taken has a finite bonus."""
+
+    reward: float = 0.0
+    """β: this times the bonus is also added to the reward that is learned from, after the count has grown.
+
+    Q then looks ahead to what is new, and not only at the action at hand. Bellemare et al. use 0.05.
+    """
+
+    bits: int = 16
+    """Observations that are not discrete are hashed to so many bits."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.offset) and self.offset > 0):
+            raise ValueError(f"offset must be positive, got {self.offset}")
+        if not (math.isfinite(self.reward) and self.reward >= 0):
+            raise ValueError(f"a bonus must not cost anything, got reward={self.reward}")
+        if not 1 <= self.bits <= MAX_BITS:
+            raise ValueError(f"bits must be between 1 and {MAX_BITS}, got {self.bits}")
+
+    def start(self, num_envs: int, spec: EnvSpec) -> Counts:
+        """Nothing counted yet."""
+        projection = center = None
+        if spec.num_states is None:
+            features = math.prod(spec.observation_shape)
+            projection = np.random.default_rng(0).standard_normal((features, self.bits), np.float32)
+            center = _middle(spec, features)
+            projection, center = jnp.asarray(projection), jnp.asarray(center)
+        visits = jnp.zeros((spec.num_states or 2**self.bits, spec.num_actions), jnp.int32)
+        return Counts(visits, projection, center, jnp.zeros(num_envs, jnp.float32))
+
+    def of(self, state: Counts, observation: Any) -> Float[Array, "batch actions"]:
+        """The bonus of each action."""
+        return self._worth(state.visits[state_index(state, observation)])
+
+    def after(self, state: Counts, observation: Any, actions: Int[Array, " batch"]) -> Counts:
+        """With these actions counted, and what they earned."""
+        place = state_index(state, observation)
+        visits = state.visits.at[place, actions].add(1)
+        return state._replace(visits=visits, reward=self.reward * self._worth(visits[place, actions]))
+
+    def _worth(self, visits: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+        return (visits.astype(jnp.float32) + self.offset) ** -0.5
+
+    def check_compatible(self, representation: Any) -> None:
+        """Observations are all that it needs."""
+        del representation
+
+
+def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
+    """The center of the observations, as far as it is known: seen from there signs tell them apart."""
+    if spec.low is not None and spec.high is not None:
+        return (np.asarray(spec.low, np.float32) + np.asarray(spec.high, np.float32)) / 2
+    middle = {"bool": 0.5, "uint8": 127.5}.get(spec.observation_dtype, 0.0)
+    return np.full(features, middle, np.float32)
+
+
+def state_index(state: Counts, observation: Any) -> Int[Array, " batch"]:
+    """Where observations are counted: their numbers, or their hashes."""
+    flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
+    if state.projection is None or state.center is None:
+        return jnp.argmax(flat, axis=-1).astype(jnp.int32)
+    signs = (flat - state.center[None, :]) @ state.projection > 0
+    powers = np.int32(2) ** np.arange(signs.shape[-1], dtype=np.int32)
+    return jnp.sum(jnp.where(signs, powers[None, :], np.int32(0)), axis=-1)

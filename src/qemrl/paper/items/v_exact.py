@@ -1,0 +1,236 @@
+"""The errors of estimators whose weights are known: exact for given levels, averaged over draws of levels.
+
+For distributions with atoms the means and covariances of learned quantiles are simulated: formulas of first order have infinite
+slopes there.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from qemrl.estimators import (
+    QEM,
+    ConstantVariance,
+    Distribution,
+    EmpiricalMean,
+    Estimator,
+    IndependentNoise,
+    Noise,
+    SampleQuantileNoise,
+    SGDNoise,
+    SpacingVariance,
+    SparsityVariance,
+    TailVariance,
+    VarianceInputs,
+    midpoints,
+    stratified_levels,
+    uniform_levels,
+)
+from qemrl.estimators.basis import BasisName
+from qemrl.paper.claims import Scale
+from qemrl.paper.items.bank import bank, with_atoms
+from qemrl.paper.items.simulated_noise import Simulated, regressed, sampled
+
+DRAWS = {"smoke": 40, "small": 400, "paper": 2_000}
+"""Draws of levels."""
+
+REPEATS = {"smoke": 2, "small": 20, "paper": 100}
+"""How many times as many for auto."""
+
+COPIES = {"smoke": 500, "small": 4_000, "paper": 20_000}
+"""Samples, and chains, that the errors of distributions with atoms are simulated with."""
+
+REGRESSED = 2_000
+"""Steps of such a chain: of 0.1 standard deviations each, enough to forget where it began."""
+
+BLOCKS = 20
+"""Draws of levels are put into so many blocks, whose spread gives intervals."""
+
+NOISES: dict[str, Noise | None] = {
+    "none": None,
+    "independent": IndependentNoise(),
+    "sample quantiles": SampleQuantileNoise(50),
+    "SGD": SGDNoise(0.1),
+}
+"""What quantiles err by: nothing, a standard deviation each, as in 50 returns, as with steps of 0.1."""
+
+
+class Condition(NamedTuple):
+    """Where the levels come from, and how many there are."""
+
+    sampler: str
+    num_levels: int
+
+    def __str__(self) -> str:
+        return f"{self.sampler} {self.num_levels}"
+
+    def draw(self, rng: np.random.Generator, draws: int) -> Float[np.ndarray, "draws n"]:
+        """Levels, one set for each draw; midpoints are the same in all and given once for each block."""
+        if self.sampler == "midpoints":
+            return np.tile(midpoints(self.num_levels), (BLOCKS, 1))
+        sample = {"uniform": uniform_levels, "stratified": stratified_levels}[self.sampler]
+        return np.clip(sample(rng, (draws, self.num_levels)), 1e-4, 1 - 1e-4)
+
+
+CONDITIONS = tuple(
+    Condition(*pair)
+    for pair in (("midpoints", 32), ("stratified", 8), ("stratified", 32), ("uniform", 8), ("uniform", 32))
+)
+
+
+class Arm(NamedTuple):
+    """An estimator under a name, in four words for tables."""
+
+    estimator: Estimator
+    order: int
+    basis: str
+    variance: str
+
+
+def _qem(order: int, basis: BasisName, name: str, model: Any) -> Arm:
+    return Arm(QEM(order, model, basis), order, basis, name)
+
+
+def exact_arms() -> dict[str, Arm]:
+    """Every estimator, order, basis and V whose weights do not depend on chance but that of the levels.
+
+    The slopes that the sparsity rule needs are those of the distribution itself: what a perfect EMA network would know.
+    """
+    arms = {
+        "mean": Arm(EmpiricalMean(), 1, "", "I"),
+        "auto": _qem(2, "legendre", "spacing", SpacingVariance()),
+    }
+    arms["cells"] = _qem(1, "legendre", "cells", SpacingVariance(1.0))
+    models: dict[str, Any] = {
+        "I": ConstantVariance(),
+        "tail 1.5": TailVariance(1.5),
+        "spacing": SpacingVariance(),
+        "slope": SparsityVariance(1),
+        "slope²": SparsityVariance(2),
+        "slope, GLS": SparsityVariance(1, full=True),
+        "slope², GLS": SparsityVariance(2, full=True),
+    }
+    bases: tuple[BasisName, ...] = ("hermite", "legendre")
+    for name, model in models.items():
+        for basis in bases:
+            for order in (2, 3, 4):
+                if (name, basis, order) != ("spacing", "legendre", 2):  # which is auto
+                    arms[f"{basis[0].upper()}{order} {name}"] = _qem(order, basis, name, model)
+    return arms
+
+
+class Errors(NamedTuple):
+    """Of one estimator on one distribution, block by block, in units of the distribution's variance."""
+
+    bias: float
+    """The mean error over all draws."""
+    squares: Float[np.ndarray, " blocks"]
+    """The mean square of the error that is left without noise."""
+    variance: Float[np.ndarray, " blocks"]
+    """The variance that the noise causes."""
+
+    @property
+    def mse(self) -> Float[np.ndarray, " blocks"]:
+        """The mean squared error."""
+        return self.squares + self.variance
+
+
+Measure = Callable[[Float[np.ndarray, "draws n"]], tuple[np.ndarray, np.ndarray]]
+Key = tuple[str, str, str, str]
+"""Condition, noise, distribution, arm."""
+
+
+def often(
+    distributions: dict[str, Distribution], scale: Scale, rng: np.random.Generator, tick: Callable[[float], None]
+) -> dict[Key, Errors]:
+    """The plain mean and auto, with many more draws: whether one is 1% worse than the other takes them."""
+    arms, times = {name: arm for name, arm in exact_arms().items() if name in ("mean", "auto")}, REPEATS[scale]
+    rounds = []
+    for number in range(times):
+        rounds.append(exact_errors(distributions, scale, rng, lambda x, n=number: tick((n + x) / times), arms))
+    return {
+        key: Errors(
+            float(np.mean([found[key].bias for found in rounds])),
+            np.concatenate([found[key].squares for found in rounds]),
+            np.concatenate([found[key].variance for found in rounds]),
+        )
+        for key in rounds[0]
+    }
+
+
+def exact_errors(
+    distributions: dict[str, Distribution],
+    scale: Scale,
+    rng: np.random.Generator,
+    tick: Callable[[float], None],
+    arms: dict[str, Arm] | None = None,
+) -> dict[Key, Errors]:
+    """The given arms, or all, under all conditions and noises; all see the same levels."""
+    results: dict[Key, Errors] = {}
+    arms, done = arms or exact_arms(), 0
+    for condition in CONDITIONS:
+        levels = condition.draw(rng, DRAWS[scale])
+        fixed = {name: weights for name, arm in arms.items() if (weights := _weights(arm, levels, None)) is not None}
+        for name, distribution in distributions.items():
+            values = distribution.quantile(levels)
+            measures = {noise: _measure(distribution, noise, levels, values, scale) for noise in NOISES}
+            for label, arm in arms.items():
+                weights = fixed.get(label)
+                weights = _weights(arm, levels, values) if weights is None else weights
+                assert weights is not None
+                for noise, measure in measures.items():
+                    estimates, spread = measure(weights)
+                    errors = (estimates - distribution.mean).reshape(BLOCKS, -1)
+                    spread = spread.reshape(BLOCKS, -1).mean(-1)
+                    key = (str(condition), noise, name, label)
+                    results[key] = Errors(float(errors.mean()), (errors**2).mean(-1), spread)
+            done += 1
+            tick(done / (len(CONDITIONS) * len(distributions)))
+    return results
+
+
+def _weights(
+    arm: Arm, levels: Float[np.ndarray, "draws n"], slow: Float[np.ndarray, "draws n"] | None
+) -> Float[np.ndarray, "draws n"] | None:
+    """The weights of the mean; None where they need evidence that is not given."""
+    estimator = arm.estimator
+    if not isinstance(estimator, QEM) or not estimator.needs:
+        return estimator.weights(levels)[..., 0, :]
+    return None if slow is None else estimator.weights(levels, None, VarianceInputs(slow=slow))[..., 0, :]
+
+
+def _measure(
+    distribution: Distribution,
+    noise: str,
+    levels: Float[np.ndarray, "draws n"],
+    values: Float[np.ndarray, "draws n"],
+    scale: Scale,
+) -> Measure:
+    """What gives the mean and the variance of an estimate, from its weights."""
+    model = NOISES[noise]
+    if model is not None and distribution.name in with_atoms() and not isinstance(model, IndependentNoise):
+        simulated = _simulated(distribution.name, noise, scale)
+        return lambda weights: simulated.errors(weights, levels)
+    covariance = None if model is None else model.covariance(distribution, levels)
+
+    def measure(weights: Float[np.ndarray, "draws n"]) -> tuple[np.ndarray, np.ndarray]:
+        estimates = (weights * values).sum(-1)
+        if covariance is None:
+            return estimates, np.zeros(len(weights))
+        return estimates, (weights * (covariance @ weights[..., None])[..., 0]).sum(-1)
+
+    return measure
+
+
+@lru_cache(maxsize=64)
+def _simulated(name: str, noise: str, scale: Scale) -> Simulated:
+    distribution = next(distribution for distribution in bank().values() if distribution.name == name)
+    copies = COPIES[scale]
+    model = NOISES[noise]
+    if isinstance(model, SampleQuantileNoise):
+        return sampled(distribution, model.num_samples, copies, seed=1)
+    assert isinstance(model, SGDNoise)
+    return regressed(distribution, model.step, copies, REGRESSED, seed=1)

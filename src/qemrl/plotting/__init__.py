@@ -1,0 +1,1 @@
+"""Figures: one style, and one place for curves and distributions."""

@@ -1,0 +1,160 @@
+"""The command line, in real processes."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import qemrl
+from qemrl.agents.names import SUMMARIES
+from qemrl.paper.catalog import ITEMS
+
+QEMRL = Path(sys.executable).parent / "qemrl"
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    return subprocess.run([QEMRL, *arguments], capture_output=True, text=True, cwd=folder, env=environment, check=False)
+
+
+def test_list_shows_every_preset_and_item_and_answers_without_jax():
+    result = run("list")
+    assert result.returncode == 0
+    for name, summary in SUMMARIES.items():
+        assert f"{name} " in result.stdout
+        assert summary in result.stdout
+    for name, preset in qemrl.ESTIMATORS.items():
+        assert name in result.stdout
+        assert preset.summary in result.stdout
+    for item in ITEMS:
+        assert item.name in result.stdout
+        assert item.summary in result.stdout
+    loaded = (
+        "import sys, qemrl.cli.app; qemrl.cli.app.main(['list']); print(sorted({'jax', 'torch'} & set(sys.modules)))"
+    )
+    fast = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert fast.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_and_version():
+    for arguments, expected in {
+        ("--help",): ["list", "fits", "reproduce", "bench"],
+        ("bench", "--help"): ["estimator", "tabular"],
+        ("reproduce", "--help"): ["--scale", "--out", "--seed", "--again"],
+        ("bench", "tabular", "--help"): ["--seeds", "--steps", "--json-file"],
+        ("fits", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
+        ("bench", "estimator", "--help"): ["--rounds", "--json-file"],
+        ("--version",): [qemrl.__version__],
+    }.items():
+        result = run(*arguments)
+        assert result.returncode == 0, result.stderr
+        for word in expected:
+            assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lst",), "has no command `lst`; did you mean `qemrl list`?"),
+        (("bench", "estimatr"), "has no command `estimatr`; did you mean `qemrl bench estimator`?"),
+        (("xyzzy",), "has no command `xyzzy`; try `qemrl --help`"),
+        (("fits", "--sed", "3"), "--seed"),
+        (("fits", "--seed", "three"), "--seed"),
+        (("fits", "--seed", "-3"), "--seed"),
+        (("fits", "--quantiles", "3"), "--quantiles must be at least 4, the highest order; got 3"),
+        (("fits", "--noise", "-1.0"), "--noise"),
+        (("fits", "--trials", "0"), "--trials must be at least 1; got 0"),
+        (("bench", "estimator", "--rounds", "0"), "--rounds must be at least 1; got 0"),
+        (("bench", "tabular", "--steps", "15"), "--steps must be a multiple of 10; got 15"),
+        (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
+        (("reproduce", "table-4", "--scale", "huge"), "--scale"),
+        (("reproduce",), "Missing from qemrl reproduce"),
+        (("bench", "--seconds", "0"), "--seconds must be positive; got 0"),
+        ((), "list"),
+    ],
+)
+def test_a_mistake_gets_a_hint_and_exit_code_2(arguments, message, tmp_path):
+    result = run(*arguments, folder=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_folder_that_is_a_file(tmp_path):
+    (tmp_path / "occupied").write_text("data")
+    result = run("fits", "--out", "occupied", "--trials", "10", folder=tmp_path)
+    assert result.returncode == 2
+    assert "occupied" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "occupied").read_text() == "data"
+
+
+def test_fits_draws_the_same_figure_and_table_from_the_same_seed(tmp_path):
+    for name in ("first", "again", "other"):
+        seed = "1" if name == "other" else "0"
+        result = run("fits", "--out", name, "--trials", "200", "--seed", seed, folder=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "QEM, order 4" in result.stdout
+    for file in ("figure.png", "figure.svg", "data.csv"):
+        first, again, other = ((tmp_path / name / file).read_bytes() for name in ("first", "again", "other"))
+        assert first == again, file
+        assert first != other, file
+    with (tmp_path / "first" / "data.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 16
+    for row in rows:
+        assert 0 < float(row["rmse_fixed"]) < 0.15
+        if row["estimator"] == "mean":
+            assert row["r_squared"] == ""
+            assert float(row["rmse_random"]) > 1.8 * float(row["rmse_fixed"])
+        else:
+            assert 0 < float(row["r_squared"]) < 1
+
+
+def test_bench_prints_and_writes_every_ratio(tmp_path):
+    result = run("bench", "estimator", "--rounds", "2", "--json-file", "deep/bench.json", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "deep" / "bench.json").read_text())
+    lines = report["comparisons"]
+    assert {(line["levels"], tuple(line["shape"]), line["timed"]) for line in lines} == {
+        ("fixed", (32, 18, 200), "called"),
+        ("fixed", (32, 18, 200), "chained"),
+        ("fixed", (256, 32), "called"),
+        ("fixed", (256, 32), "chained"),
+        ("sampled", (256, 32), "called"),
+        ("sampled", (256, 32), "chained"),
+    }
+    for line in lines:
+        assert line["ratio"] > 0
+        assert f"{line['ratio']:.3f}" in result.stdout
+    assert sum(line["limit"] is not None for line in lines) == 4
+
+
+def test_an_interrupt_ends_fits_without_a_traceback(tmp_path):
+    process = subprocess.Popen(
+        [QEMRL, "fits", "--trials", "1000000"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(8)  # past the imports, on a busy machine too
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "qemrl: interrupted"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback():
+    pipe = f"'{QEMRL}' list | head -n 1"
+    result = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("Agents")
+    assert result.stderr == ""

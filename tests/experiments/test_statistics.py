@@ -1,0 +1,90 @@
+"""Confidence intervals: against other ways to compute them, and whether they cover."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from qemrl.experiments.statistics import Interval, mean_interval, ratio_of_variances_interval, share_interval
+
+
+def test_the_interval_of_a_mean_is_students():
+    samples = np.random.default_rng(0).gamma(2.0, size=11)
+    low, high = stats.t.interval(0.95, 10, samples.mean(), stats.sem(samples))
+    interval = mean_interval(samples)
+    np.testing.assert_allclose(interval, [samples.mean(), low, high])
+    assert {type(part) for part in interval} == {float}
+
+
+def test_the_interval_of_two_samples_is_the_one_by_hand():
+    # mean 1, standard deviation √2, t = 12.706 with one degree of freedom
+    assert mean_interval(np.array([0.0, 2.0])) == pytest.approx((1.0, 1 - 12.7062047, 1 + 12.7062047))
+
+
+def test_intervals_of_means_cover_the_truth_in_95_of_100_cases():
+    rng = np.random.default_rng(1)
+    intervals = [mean_interval(rng.normal(3.0, 2.0, 5)) for _ in range(3000)]
+    covered = np.mean([i.low <= 3.0 <= i.high for i in intervals])
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 3000)
+
+
+@pytest.mark.parametrize("samples", [np.array([1.0]), np.array([])])
+def test_a_mean_of_less_than_two_samples_has_no_interval(samples):
+    with pytest.raises(ValueError, match="at least two samples"):
+        mean_interval(samples)
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    # 8 of 10: center (0.8 + z²/20) / (1 + z²/10), and so on, with z = 1.96
+    assert share_interval(8, 10) == pytest.approx((0.8, 0.4901625, 0.9433178), abs=1e-7)
+    low, high = stats.binomtest(3, 40).proportion_ci(method="wilson")
+    assert share_interval(3, 40) == pytest.approx((0.075, low, high))
+    assert share_interval(0, 5).low == 0
+    assert share_interval(5, 5).high == 1
+    assert 0 < share_interval(0, 5).high < 0.5
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(-1, 3), (4, 3), (0, 0)])
+def test_more_hits_than_trials_are_refused(hits, trials):
+    with pytest.raises(ValueError, match=f"got {hits} hits in {trials} trials"):
+        share_interval(hits, trials)
+
+
+def test_ratios_of_variances_cover_the_truth_in_95_of_100_cases():
+    rng = np.random.default_rng(2)
+    covered, widths = [], []
+    for _ in range(1500):
+        shared, own = rng.normal(size=(2, 40))
+        first, second = 2 * shared + 5, shared + 0.5 * own  # variances 4 and 1.25
+        interval = ratio_of_variances_interval(first, second)
+        assert interval.low < interval.value < interval.high
+        covered.append(interval.low <= 3.2 <= interval.high)
+        widths.append(interval.high / interval.low)
+    assert abs(np.mean(covered) - 0.95) < 0.03
+    assert np.median(widths) < 2.5
+
+
+def test_the_ratio_of_a_sample_and_its_multiple_is_exact():
+    samples = np.random.default_rng(3).normal(size=20)
+    assert ratio_of_variances_interval(3 * samples, samples) == pytest.approx((9.0, 9.0, 9.0))
+
+
+def test_the_jackknife_leaves_each_pair_out_in_turn():
+    first, second = np.random.default_rng(4).normal(size=(2, 9))
+    logs = [math.log(np.delete(first, i).var(ddof=1) / np.delete(second, i).var(ddof=1)) for i in range(9)]
+    error = math.sqrt(8 / 9 * np.sum((np.array(logs) - np.mean(logs)) ** 2))
+    value = first.var() / second.var()
+    reach = stats.t.ppf(0.975, 8) * error
+    expected = (value, value * math.exp(-reach), value * math.exp(reach))
+    assert ratio_of_variances_interval(first, second) == pytest.approx(expected)
+
+
+def test_less_than_three_pairs_are_refused():
+    with pytest.raises(ValueError, match=r"shapes \(2,\) and \(2,\); at least three pairs are needed"):
+        ratio_of_variances_interval(np.arange(2.0), np.arange(2.0))
+
+
+def test_intervals_print_their_ends_unless_they_are_exact():
+    assert str(Interval(0.123456, 0.1, 0.2)) == "0.1235 [0.1, 0.2]"
+    assert str(Interval.exact(2.0)) == "2"

@@ -156,10 +156,10 @@ def time_updates(presets: tuple[str, ...], rounds: float, tell: Callable[[str], 
 def operations(preset: str) -> int:
     """Floating-point operations of an update, see `roofline`."""
     config, spec = agent(preset), SPECS[DOMAIN]
-    algorithm = make_agent(config, spec)
+    learner = make_agent(config, spec)
     key = jax.random.key(0)
-    state = jax.eval_shape(algorithm.init, key)
-    return product_operations(algorithm.update, state, random_batch(spec, config.batch_size, 0), key, np.int32(0))
+    state = jax.eval_shape(learner.init, key)
+    return product_operations(learner.update, state, random_batch(spec, config.batch_size, 0), key, np.int32(0))
 
 
 def compare_rates(seconds: float, python: Path, tell: Callable[[str], None]) -> tuple[list[Speed], list[Engine]]:

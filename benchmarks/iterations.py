@@ -1,4 +1,4 @@
-"""What agents compute in an iteration, without an environment: an update from a fixed batch, and acting.
+"""What agents compute in an iteration, without an environment: an update from a fixed batch, and actor.
 
 So two agents can be compared to within a percent, which is less than what environments and processes add by chance.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.roofline import update_operations
 from benchmarks.timing import Timing, time_in_turns
-from qemrl.agents.agent import Algorithm, View
+from qemrl.agents.agent import Agent, View
 from qemrl.agents.env_families import EnvFamily
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.types import ActionBox, Batch, EnvSpec
@@ -97,35 +97,35 @@ def random_batch(spec: EnvSpec, batch_size: int, seed: int) -> Batch:
 
 def make_update(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled update from a fixed batch, always from the same parameters."""
-    algorithm = make_agent(config, spec)
+    agent = make_agent(config, spec)
     state, batch, key = fixed_inputs(config, spec)
-    update = jax.jit(algorithm.update)
+    update = jax.jit(agent.update)
     return lambda: update(state, batch, key, np.int32(0))
 
 
 def make_iteration(config: AgentConfig, spec: EnvSpec) -> Callable[[], Any]:
     """A call of one compiled iteration: an update, and as many single actions as there are between updates."""
-    algorithm = make_agent(config, spec)
+    agent = make_agent(config, spec)
     state, batch, key = fixed_inputs(config, spec)
     seen = batch.observation[: config.update_every, None]
 
     @jax.jit
     def iteration(state: Any, batch: Any, seen: Any) -> Any:
-        actions = act_in_turn(algorithm, state.params, seen, key)
-        return algorithm.update(state, batch, key, jnp.int32(0)), actions
+        actions = act_in_turn(agent, state.params, seen, key)
+        return agent.update(state, batch, key, jnp.int32(0)), actions
 
     return lambda: iteration(state, batch, seen)
 
 
-def act_in_turn(algorithm: Algorithm, params: Any, seen: Any, key: Any) -> Any:
+def act_in_turn(agent: Agent, params: Any, seen: Any, key: Any) -> Any:
     """The actions of one environment in observations [steps, 1, ...], one after the other."""
 
-    def act(acting: Any, observation: Any) -> tuple[Any, Any]:
+    def act(actor: Any, observation: Any) -> tuple[Any, Any]:
         view = View(observation, None, jnp.zeros(1, bool))
-        actions, acting = algorithm.act(params, acting, view, jnp.int32(10**6), key, False)
-        return acting, actions
+        actions, actor = agent.act(params, actor, view, jnp.int32(10**6), key, False)
+        return actor, actions
 
-    return jax.lax.scan(act, algorithm.start(1), seen)[1]
+    return jax.lax.scan(act, agent.init_actor(1), seen)[1]
 
 
 def fixed_inputs(config: AgentConfig, spec: EnvSpec) -> tuple[Any, Batch, Any]:

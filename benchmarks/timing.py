@@ -44,7 +44,7 @@ def time_in_turns(
             wait(function())
         calls[name] = max(1, round(10 * seconds_per_turn / (time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in functions}
-    gc.read_runs()
+    gc.collect()
     gc.disable()
     try:
         for _ in range(rounds):

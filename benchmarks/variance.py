@@ -88,19 +88,19 @@ def configurations(case: Case) -> dict[str, AgentConfig]:
 
 def make_iterations(config: AgentConfig, spec: EnvSpec, count: int) -> Callable[[], Any]:
     """A call of so many compiled iterations: an update, and as many single actions as there are between updates."""
-    algorithm = make_agent(config, spec)
+    agent = make_agent(config, spec)
     first, batch, key = fixed_inputs(config, spec)
     seen = batch.observation[: config.update_every, None]
 
     @jax.jit
     def iterations(state: Any, batch: Any, seen: Any) -> Any:
         def iterate(learned: Any, number: Any) -> tuple[Any, Any]:
-            actions = act_in_turn(algorithm, learned[0], seen, key)
-            now = state._replace(params=learned[0], learning=learned[1])
-            params, learning, update = algorithm.update(now, batch, jax.random.fold_in(key, number), number + 1)
+            actions = act_in_turn(agent, learned[0], seen, key)
+            now = state._replace(params=learned[0], optimizer=learned[1])
+            params, learning, update = agent.update(now, batch, jax.random.fold_in(key, number), number + 1)
             return (params, learning), (actions, update.loss)
 
-        return scan_or_once(iterate, (state.params, state.learning), count)
+        return scan_or_once(iterate, (state.params, state.optimizer), count)
 
     return lambda: iterations(first, batch, seen)
 

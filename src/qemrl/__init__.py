@@ -7,18 +7,18 @@ from qemrl import estimators
 from qemrl.estimators import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from qemrl.api import Agent as Agent
     from qemrl.api import Evaluation as Evaluation
+    from qemrl.api import TrainableAgent as TrainableAgent
     from qemrl.api import load as load
     from qemrl.api import make as make
 
 __version__ = "0.1.0"
-__all__ = ["Agent", "Evaluation", "__version__", "estimators", "load", "make"]
+__all__ = ["Evaluation", "TrainableAgent", "__version__", "estimators", "load", "make"]
 __all__ += estimators.__all__
 
 
 def __getattr__(name: str) -> Any:
     """Agents are imported when they are asked for: the estimators need no JAX, and JAX takes a second."""
-    if name in ("Agent", "Evaluation", "load", "make"):
+    if name in ("Evaluation", "TrainableAgent", "load", "make"):
         return getattr(import_module("qemrl.api"), name)
     raise AttributeError(f"module 'qemrl' has no attribute {name!r}")

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from qemrl.agents.agent import Algorithm, View
+from qemrl.agents.agent import Agent, View
 from qemrl.agents.estimates import check_compatible
 from qemrl.agents.presets import make_agent
 from qemrl.config.serialize import replace_at, to_json
@@ -54,7 +54,7 @@ class _Loaded(NamedTuple):
     one_of_several: bool
 
 
-class Agent:
+class TrainableAgent:
     """An agent with all that it needs to learn on; `make` and `load` give one."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -62,14 +62,14 @@ class Agent:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
         self.config = config
         self.spec: EnvSpec = describe_environment(config)
-        self.algorithm: Algorithm = make_agent(config.agent, self.spec)
+        self.agent: Agent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _Loaded | None = None
-        self._player = Player(config, self.algorithm)
-        self._explore = make_act(self.algorithm, evaluating=False)
-        self._values = jax.jit(self.algorithm.q)
-        self._decide = jax.jit(self.algorithm.decide, static_argnums=3)
-        self._distribution = jax.jit(self.algorithm.distribution)
+        self._player = Player(config, self.agent)
+        self._explore = make_act(self.agent, evaluating=False)
+        self._values = jax.jit(self.agent.q_values)
+        self._decide = jax.jit(self.agent.greedy_action, static_argnums=3)
+        self._distribution = jax.jit(self.agent.predict_distribution)
 
     @property
     def params(self) -> Any:
@@ -85,7 +85,7 @@ class Agent:
             return self._loop.step
         return 0 if self._loaded is None else self._loaded.step
 
-    def learn(self, steps: int, progress: bool = True) -> "Agent":
+    def learn(self, steps: int, progress: bool = True) -> "TrainableAgent":
         """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
@@ -147,7 +147,7 @@ class Agent:
 
     def _draw(self, batch: np.ndarray, masks: Any, seed: int) -> Any:
         view = View(batch, masks, np.zeros(len(batch), bool))
-        start, key = self.algorithm.start(len(batch)), jax.random.key(seed)
+        start, key = self.agent.init_actor(len(batch)), jax.random.key(seed)
         if self.spec.box is None:
             return self._player.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)[0]
         late = np.int32(2**31 - 1)  # beyond the steps in which actions are drawn from the whole box
@@ -288,7 +288,7 @@ def make(
     seed: int = 0,
     num_envs: int = 1,
     overrides: Mapping[str, Any] | None = None,
-) -> Agent:
+) -> TrainableAgent:
     """An agent with the settings that its preset has for this environment.
 
     Args:
@@ -302,14 +302,14 @@ def make(
     agent = config.agent
     for name, value in (overrides or {}).items():
         agent = replace_at(agent, name, value)
-    return Agent(replace(config, agent=agent))
+    return TrainableAgent(replace(config, agent=agent))
 
 
-def load(path: str | Path, seed: int | None = None) -> Agent:
+def load(path: str | Path, seed: int | None = None) -> TrainableAgent:
     """The agent of a run directory, as its last good checkpoint has it.
 
     Args:
-        path: What `Agent.save` or `qemrl train` wrote.
+        path: What `TrainableAgent.save` or `qemrl train` wrote.
         seed: Which of several seeds; by default the first. Of several seeds, one can predict but not go on learning.
     """
     directory = RunDirectory(Path(path))
@@ -317,7 +317,7 @@ def load(path: str | Path, seed: int | None = None) -> Agent:
     seed = config.seed if seed is None else seed
     if seed not in config.seeds:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
-    agent = Agent(replace(config, seed=seed, num_seeds=1))
+    agent = TrainableAgent(replace(config, seed=seed, num_seeds=1))
     found = read_params(config, agent.spec, directory.checkpoints)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")

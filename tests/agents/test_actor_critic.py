@@ -57,7 +57,7 @@ def test_an_update_is_what_the_formulas_say(name):
     # All of that moved by much more than it may differ, so that it could not be right by status still.
     assert difference(found["critics"], state.params.critics) > 1e-3
     assert difference(found["policy"], state.params.policy) > 1e-3
-    assert difference(found["target critics"], state.learning.target_critics) > 1e-3
+    assert difference(found["target critics"], state.optimizer.target_critics) > 1e-3
 
 
 def test_the_loss_of_an_update_is_the_weighted_mean_of_the_rows():
@@ -109,9 +109,9 @@ def test_a_discount_of_zero_makes_the_reward_the_target(name):
     config, batch = CONFIGS[name], transitions()
     state = in_the_midst(config)
     other = state._replace(
-        learning=state.learning._replace(
-            target_critics=shaken(state.learning.target_critics, 7),
-            target_policy=None if not config.target_policy else shaken(state.learning.target_policy, 8),
+        optimizer=state.optimizer._replace(
+            target_critics=shaken(state.optimizer.target_critics, 7),
+            target_policy=None if not config.target_policy else shaken(state.optimizer.target_policy, 8),
         )
     )
     ended = batch._replace(discount=jnp.zeros(6))
@@ -128,7 +128,7 @@ def test_targets_follow_the_policy_itself_or_its_slow_copy(name):
     config, batch = CONFIGS[name], transitions()
     state = in_the_midst(config)
     follows_copy = name in ("dsac", "td3")
-    assert (state.learning.target_policy is not None) == follows_copy
+    assert (state.optimizer.target_policy is not None) == follows_copy
     params = state.params
     other = state._replace(params=type(params)(shaken(params.policy, 50), params.critics, params.log_temperature))
     one, two = (np.asarray(updated(config, each, batch)["losses"]) for each in (state, other))
@@ -155,7 +155,7 @@ def test_target_networks_move_by_a_share_towards_the_updated_critics():
     """Old + polyak · (new − old)."""
     state = in_the_midst(SAC)
     found = updated(SAC, state, transitions())
-    olds, news = (jax.tree.leaves(each) for each in (state.learning.target_critics, found["critics"]))
+    olds, news = (jax.tree.leaves(each) for each in (state.optimizer.target_critics, found["critics"]))
     for old, new, slow in zip(olds, news, jax.tree.leaves(found["target critics"]), strict=True):
         old, new, slow = (np.asarray(each, np.float64) for each in (old, new, slow))
         np.testing.assert_allclose(slow - old, POLYAK * (new - old), atol=2e-7)
@@ -168,8 +168,8 @@ def test_with_a_delay_the_policy_and_the_targets_wait_and_the_critics_do_not():
     assert difference(first, third) == difference(second, fourth) == 0
     assert difference(first["critics"], second["critics"]) == 0
     assert difference(first["policy"], state.params.policy) == 0
-    assert difference(first["target critics"], state.learning.target_critics) == 0
-    assert difference(first["target policy"], state.learning.target_policy) == 0
+    assert difference(first["target critics"], state.optimizer.target_critics) == 0
+    assert difference(first["target policy"], state.optimizer.target_policy) == 0
     for part in ("policy", "target critics", "target policy"):
         assert difference(first[part], second[part]) > 1e-3
 

@@ -98,9 +98,9 @@ def test_q_is_that_of_the_mode_by_the_ensemble_and_distributions_may_be_asked_of
     least = jnp.asarray([[-2.0, 1.0]])  # in the first component
     q, dist, other = jax.jit(
         lambda params: (
-            agent.q(params, seen),
-            agent.distribution(params, seen),
-            agent.distribution(params, seen, least),
+            agent.q_values(params, seen),
+            agent.predict_distribution(params, seen),
+            agent.predict_distribution(params, seen, least),
         )
     )(params)
     np.testing.assert_allclose(q, [[2.0]], rtol=1e-6)
@@ -112,7 +112,7 @@ def test_a_risk_measure_decides_among_actions_of_the_policy():
     """Without a measure it is the mode; with one, the best by that measure of the mode and of draws of the policy."""
     config = replace(DSAC, policy=TanhGaussian(), network=replace(SAC.network, policy_widths=()))
     agent, fresh, _ = prepared(config)
-    decide = jax.jit(agent.decide, static_argnums=3)
+    decide = jax.jit(agent.greedy_action, static_argnums=3)
     params = type(fresh.params)(fresh.params.policy, shaken(fresh.params.critics, 300), None)
     observation = jnp.asarray(normal(8, 5, 3))
 
@@ -145,7 +145,7 @@ def test_a_risk_measure_decides_among_actions_of_the_policy():
 def test_what_is_logged_of_the_policy_is_its_entropy_and_temperature():
     agent = prepared(HAND_TQC)[0]
     state = with_temperature(flat(HAND_TQC, [[1.0, 2.0]] * 3, [[0.0, 0.0]] * 3), 0.25)
-    numbers = jax.jit(agent.inspect)(state.params, jnp.ones((4, 3)))
+    numbers = jax.jit(agent.metrics)(state.params, jnp.ones((4, 3)))
     assert float(numbers["policy/entropy"]) == pytest.approx(ENTROPY, rel=1e-5)
     assert float(numbers["policy/temperature"]) == pytest.approx(0.25, rel=1e-5)
     assert float(numbers["dist/q"]) == pytest.approx(1.5, rel=1e-5)

@@ -122,7 +122,7 @@ def test_quantiles_at_drawn_levels_count_by_the_intervals_they_stand_for(drawn):
         own = [curve_at(each, batch.observation, unit, own_levels) for each in critics]
         return batch.reward[:, None] + batch.discount[:, None] * atoms, own
 
-    goal, own = jax.tree.map(np.asarray, goal_and_own(state.learning, state.params.critics))
+    goal, own = jax.tree.map(np.asarray, goal_and_own(state.optimizer, state.params.critics))
     wanted = [sum(pinball(own_levels[i], values[i], goal[i], goal_probs[i]) for values in own) for i in range(3)]
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 

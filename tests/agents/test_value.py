@@ -72,7 +72,7 @@ def batch(reward, discount, mask=None, weight=None, action=None) -> Batch:
 def learned(config, online, target, transitions, spec=SPEC):
     """Parameters, loss and losses of one update, with the weights [outputs] of the only layer."""
     _, fresh, program = prepared(config, spec)
-    state = AgentState(network(fresh, online), fresh.learning, network(fresh, target).network)
+    state = AgentState(network(fresh, online), fresh.optimizer, network(fresh, target).network)
     params, _, update = program(state, transitions, KEY)
     weight = np.asarray(jax.tree.leaves(params)[0]).reshape(np.shape(online))
     return weight, float(update.loss), np.asarray(update.priorities) ** 2
@@ -197,7 +197,7 @@ def test_acting_and_the_target_know_q_through_the_estimator_alone():
         config = replace(PLAIN, representation=FixedQuantiles(3), estimator=estimator)
         agent, fresh, _ = prepared(config)
         acts.append(acted(config, outputs))
-        qs.append(np.asarray(agent.q(network(fresh, outputs), jnp.ones((1, 1)))).tolist())
+        qs.append(np.asarray(agent.q_values(network(fresh, outputs), jnp.ones((1, 1)))).tolist())
         losses.append(learned(config, outputs, outputs, batch([0.0], [1.0]))[1])
     assert acts == [1, 0]
     assert qs == [[[3.0, 4.0]], [[9.0, 4.0]]]

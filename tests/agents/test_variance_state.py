@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks.iterations import SPECS, random_batch
 from jaxtyping import Array
 
-from qemrl.agents.agent import AgentState, Algorithm, View
+from benchmarks.iterations import SPECS, random_batch
+from qemrl.agents.agent import Agent, AgentState, View
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.agents.value import NetworkConfig, ValueConfig
@@ -45,19 +45,19 @@ BASE = ValueConfig(
 IMPLICIT = replace(BASE, representation=ImplicitQuantiles(8, 8, 8, num_cosines=8))
 
 
-def learned(config: ValueConfig, updates: int) -> tuple[Algorithm, AgentState, list[Batch]]:
+def learned(config: ValueConfig, updates: int) -> tuple[Agent, AgentState, list[Batch]]:
     """An agent after some updates, each from a batch of its own, with a new target network after each third."""
-    algorithm = make_agent(config, SPEC)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    update, batches = jax.jit(algorithm.update), []
+    agent = make_agent(config, SPEC)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    update, batches = jax.jit(agent.update), []
     for number in range(updates):
         batch = jax.device_put(random_batch(SPEC, config.batch_size, number % 4))
         params, learning, _ = update(state, batch, jax.random.key(number), jnp.int32(number))
-        state = state._replace(params=params, learning=learning)
+        state = state._replace(params=params, optimizer=learning)
         batches.append(batch)
         if number % 3 == 2:
-            state = state._replace(frozen=jax.jit(algorithm.refresh)(state))
-    return algorithm, state, batches
+            state = state._replace(target=jax.jit(agent.refresh_target)(state))
+    return agent, state, batches
 
 
 def curves(config: ValueConfig, network: Any, observation: Any) -> Array:
@@ -78,11 +78,11 @@ def test_most_agents_remember_nothing():
 
 def test_time_is_that_of_the_last_update():
     config = replace(BASE, estimator=QEM(2, DecayingVariance(over_steps=50)))
-    algorithm, state, batches = learned(config, 6)
+    agent, state, batches = learned(config, 6)
     assert float(state.params.variance_state.step) == 100 + 5 * BASE.update_every
     values = curves(config, state.params.network, batches[0].observation)
     expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(step=120))
-    np.testing.assert_allclose(algorithm.q(state.params, batches[0].observation), expected[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(agent.q_values(state.params, batches[0].observation), expected[:, 0], rtol=1e-5)
     late = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(step=10**6))
     assert np.abs(np.asarray(late - expected)).max() > 1e-5
 
@@ -90,22 +90,22 @@ def test_time_is_that_of_the_last_update():
 def test_counts_are_those_of_what_was_learned_from():
     spec = SPEC._replace(num_states=4)
     config = replace(BASE, estimator=QEM(2, CountedVariance()))
-    algorithm = make_agent(config, spec)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
+    agent = make_agent(config, spec)
+    state = jax.jit(agent.init)(jax.random.key(0))
     rng, expected = np.random.default_rng(0), np.zeros((4, 2), int)
     for number in range(3):
         states, actions = rng.integers(4, size=16), rng.integers(2, size=16).astype(np.int32)
         seen = np.eye(4, dtype=np.float32)[states]
         batch = random_batch(spec, 16, number)._replace(observation=seen, action=actions)
-        params, learning, _ = jax.jit(algorithm.update)(state, batch, jax.random.key(number), jnp.int32(number))
-        state = state._replace(params=params, learning=learning)
+        params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        state = state._replace(params=params, optimizer=learning)
         np.add.at(expected, (states, actions), 1)
     np.testing.assert_array_equal(state.params.variance_state.counts.visits, expected)
     everything = jnp.eye(4)
     values = curves(config, state.params.network, everything)
     visits = jnp.asarray(expected[:, None], jnp.float32)
     q = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(visits=visits))
-    np.testing.assert_allclose(algorithm.q(state.params, everything), q[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(agent.q_values(state.params, everything), q[:, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("base", [BASE, IMPLICIT], ids=["fixed", "implicit"])
@@ -115,18 +115,18 @@ def test_a_slow_copy_follows_the_network_and_gives_the_slopes(base: ValueConfig)
     for updates in (1, 2, 3):
         network = learned(config, updates)[1].params.network
         slow = jax.tree.map(lambda old, new: old + 5e-4 * (new - old), slow, network)
-    algorithm, state, batches = learned(config, 3)
+    agent, state, batches = learned(config, 3)
     for found, wanted in zip(jax.tree.leaves(state.params.variance_state.slow), jax.tree.leaves(slow), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-7)
     values, other = (curves(config, each, batches[0].observation) for each in (state.params.network, slow))
     expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(slow=other))
-    np.testing.assert_allclose(algorithm.q(state.params, batches[0].observation), expected[:, 0], rtol=1e-4)
+    np.testing.assert_allclose(agent.q_values(state.params, batches[0].observation), expected[:, 0], rtol=1e-4)
 
 
 @pytest.mark.parametrize("model", [SparsityVariance(source="twin"), HeadsVariance(), HeadsVariance(full=True)], ids=str)
 def test_heads_are_evidence_on_each_other(model: EstimatedVariance):
     config = replace(BASE, representation=FixedQuantiles(8, num_heads=3), estimator=QEM(2, model))
-    algorithm, state, batches = learned(config, 4)
+    agent, state, batches = learned(config, 4)
     seen = batches[0].observation
     values = np.asarray(curves(config, state.params.network, seen))
     assert values.shape == (16, 3, 2, 8)
@@ -135,16 +135,16 @@ def test_heads_are_evidence_on_each_other(model: EstimatedVariance):
         heads = jnp.asarray(np.moveaxis(values, 1, -2))
         variance_inputs = VarianceInputs(twin=jnp.asarray(values[:, (member - 1) % 3]), heads=heads)
         expected.append(qem_of(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
-    np.testing.assert_allclose(algorithm.q(state.params, seen), np.mean(expected, axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(agent.q_values(state.params, seen), np.mean(expected, axis=0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_moments_are_those_of_the_looks(full: bool):
     config = replace(BASE, estimator=QEM(2, ResidualVariance(full=full)), target_every=4 * 10**6)
     looks = []
-    algorithm = make_agent(config, SPEC)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
-    target = state.frozen
+    agent = make_agent(config, SPEC)
+    state = jax.jit(agent.init)(jax.random.key(0))
+    target = state.target
     for number in range(MOMENTS_EVERY + 1):
         batch = random_batch(SPEC, 16, number)
         if number % MOMENTS_EVERY == 0:
@@ -160,8 +160,8 @@ def test_moments_are_those_of_the_looks(full: bool):
             moves = np.asarray(found.innovations)
             products = moves.T @ moves / 16 if full else (moves**2).mean(0)
             looks.append((products, np.asarray(found.curvature).mean(0)))
-        params, learning, _ = jax.jit(algorithm.update)(state, batch, jax.random.key(number), jnp.int32(number))
-        state = state._replace(params=params, learning=learning)
+        params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        state = state._replace(params=params, optimizer=learning)
     assert len(looks) == 2  # the first replaces what was there, the second counts half
     variance_state = state.params.variance_state
     np.testing.assert_allclose(variance_state.innovations, (looks[0][0] + looks[1][0]) / 2, rtol=1e-3, atol=1e-6)
@@ -170,11 +170,11 @@ def test_moments_are_those_of_the_looks(full: bool):
 
 def test_moments_of_drawn_levels_are_kept_on_a_grid():
     config = replace(IMPLICIT, estimator=QEM(2, ResidualVariance()))
-    algorithm, state, batches = learned(config, 11)
+    agent, state, batches = learned(config, 11)
     variance_state = state.params.variance_state
     assert variance_state.innovations.shape == variance_state.curvature.shape == (GRID,)
     assert (np.asarray(variance_state.innovations) > 0).all()
-    dist = algorithm.distribution(state.params, batches[0].observation)
+    dist = agent.predict_distribution(state.params, batches[0].observation)
     variance_inputs = evidence_of(variance_state, dist, needs_of(config.estimator))
     assert isinstance(variance_inputs, VarianceInputs)
     assert variance_inputs.curvature is not None
@@ -184,13 +184,13 @@ def test_moments_of_drawn_levels_are_kept_on_a_grid():
 
 def test_a_slow_copy_acts():
     config = replace(BASE, averaging=EMA(0.1), estimator=QEM(2))
-    algorithm, state, batches = learned(config, 5)
+    agent, state, batches = learned(config, 5)
     seen = batches[0].observation
     slow = curves(config, state.params.variance_state.slow, seen)
     q = qem_of(config).mean(slow, midpoints(8))
-    np.testing.assert_allclose(algorithm.q(state.params, seen), q[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(agent.q_values(state.params, seen), q[:, 0], rtol=1e-5)
     view = View(jnp.asarray(seen), None, jnp.zeros(16, bool))
-    actions, _ = algorithm.act(state.params, algorithm.start(16), view, jnp.int32(10**6), jax.random.key(0), True)
+    actions, _ = agent.act(state.params, agent.init_actor(16), view, jnp.int32(10**6), jax.random.key(0), True)
     np.testing.assert_array_equal(actions, np.asarray(q)[:, 0].argmax(-1))
     fast = qem_of(config).mean(curves(config, state.params.network, seen), midpoints(8))
     assert np.abs(np.asarray(fast - q)).max() > 1e-4
@@ -203,7 +203,7 @@ def test_snapshots_are_the_last_target_networks(preset: str):
     config = replace(config, averaging=Snapshots(2), network=NetworkConfig(widths=(16,)), batch_size=16)
     networks = [learned(config, updates)[1].params.network for updates in (3, 6)]
     _, state, batches = learned(config, 6)
-    for found, old, new in zip(*(jax.tree.leaves(each) for each in (state.frozen, *networks)), strict=True):
+    for found, old, new in zip(*(jax.tree.leaves(each) for each in (state.target, *networks)), strict=True):
         np.testing.assert_array_equal(found, np.stack([new, old]))
     seen = jnp.asarray(batches[0].observation)
     representation = config.representation
@@ -211,7 +211,7 @@ def test_snapshots_are_the_last_target_networks(preset: str):
     def evaluate(network: Any) -> Any:
         return representation.evaluate(network.head, network.torso(seen), "target", jax.random.key(1))
 
-    found, parts = config.averaging.curves(state.frozen, evaluate), [evaluate(network) for network in networks]
+    found, parts = config.averaging.curves(state.target, evaluate), [evaluate(network) for network in networks]
     np.testing.assert_allclose(found.values, np.mean([part.values for part in parts], axis=0), atol=1e-5)
     np.testing.assert_allclose(found.levels, np.mean([part.levels for part in parts], axis=0), atol=1e-5)
     if found.probs is not None:
@@ -247,19 +247,19 @@ def test_what_cannot_be_known_is_refused(make, message: str):
 
 def test_a_measure_of_risk_decides_by_itself():
     config = replace(BASE, estimator=QEM(2, ResidualVariance()))
-    algorithm, state, batches = learned(config, 3)
+    agent, state, batches = learned(config, 3)
     seen = batches[0].observation
     values = curves(config, state.params.network, seen)
     expected = np.asarray(CVaR(0.3).mean(values, midpoints(8)))[:, 0].argmax(-1)
-    np.testing.assert_array_equal(algorithm.decide(state.params, seen, None, CVaR(0.3)), expected)
-    assert np.isfinite(list(algorithm.inspect(state.params, seen).values())).all()
+    np.testing.assert_array_equal(agent.greedy_action(state.params, seen, None, CVaR(0.3)), expected)
+    assert np.isfinite(list(agent.metrics(state.params, seen).values())).all()
 
 
 def test_a_bonus_goes_with_an_estimated_v():
     config = replace(BASE, estimator=QEM(2, ResidualVariance()), exploration=BonusExploration(QEMStdBonus(QEM(2))))
-    algorithm, state, batches = learned(config, 1)
+    agent, state, batches = learned(config, 1)
     view = View(jnp.asarray(batches[0].observation), None, jnp.zeros(16, bool))
-    actions, _ = algorithm.act(state.params, algorithm.start(16), view, jnp.int32(10**6), jax.random.key(0), False)
+    actions, _ = agent.act(state.params, agent.init_actor(16), view, jnp.int32(10**6), jax.random.key(0), False)
     assert actions.shape == (16,)
 
 
@@ -272,14 +272,14 @@ def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
     network = replace(config.network, policy_widths=(16,), critic_widths=(16,), critic_hidden=())
     config = replace(config, representation=FixedQuantiles(8), network=network, estimator=QEM(2, model))
     spec = SPECS["half-cheetah"]
-    algorithm = make_agent(config, spec)
-    state = jax.jit(algorithm.init)(jax.random.key(0))
+    agent = make_agent(config, spec)
+    state = jax.jit(agent.init)(jax.random.key(0))
     batch, first = jax.device_put(random_batch(spec, 16, 0)), state
     for number in range(2):
-        params, learning, update = jax.jit(algorithm.update)(state, batch, jax.random.key(number), jnp.int32(number))
-        state = state._replace(params=params, learning=learning)
+        params, learning, update = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        state = state._replace(params=params, optimizer=learning)
         assert np.isfinite(update.loss)
-    dist = algorithm.distribution(state.params, batch.observation)
+    dist = agent.predict_distribution(state.params, batch.observation)
     values, variance_state = np.asarray(dist.values)[:, :, 0], state.params.variance_state
     members = []
     for member in range(2):
@@ -292,7 +292,7 @@ def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
         )
         members.append(qem_of(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
     expected = np.min(members, axis=0)
-    np.testing.assert_allclose(np.asarray(algorithm.q(state.params, batch.observation))[:, 0], expected, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(agent.q_values(state.params, batch.observation))[:, 0], expected, atol=1e-4)
     plain = np.min(EmpiricalMean().mean(values, midpoints(8)), axis=1)
     assert np.abs(expected - plain).max() > 1e-6
     if variance_state.curvature is not None:

@@ -102,7 +102,7 @@ def prepared(config: ActorCriticConfig):
 def in_the_midst(config: ActorCriticConfig) -> AgentState:
     """A state in which target networks differ from the online ones."""
     _, fresh, _ = prepared(config)
-    learning = fresh.learning
+    learning = fresh.optimizer
     slow = learning.target_policy
     return AgentState(
         fresh.params,
@@ -110,7 +110,7 @@ def in_the_midst(config: ActorCriticConfig) -> AgentState:
             target_critics=shaken(learning.target_critics, 100),
             target_policy=None if slow is None else shaken(slow, 200),
         ),
-        fresh.frozen,
+        fresh.target,
     )
 
 
@@ -222,7 +222,7 @@ def alpha_of(config, params):
 
 def written_out(config, state, batch):
     """Parameters, target critics, target policy and the losses [batch] after one update, from the formulas."""
-    params, learning = state.params, state.learning
+    params, learning = state.params, state.optimizer
     unit = jnp.stack([(batch.action[:, 0] - 1) / 3, batch.action[:, 1]], axis=1)
     alpha = alpha_of(config, params)
 
@@ -307,7 +307,7 @@ def actor(fresh, outputs):
 def flat(config, online, target, policy=(0, 0, 0, 0), target_policy=(0, 0, 0, 0), slopes=None):
     """A state with these curves of the critics and these outputs of the policies."""
     _, fresh, _ = prepared(config)
-    params, learning = fresh.params, fresh.learning
+    params, learning = fresh.params, fresh.optimizer
     slopes = [None] * len(online) if slopes is None else slopes
     make = [critic(each, values, slope) for each, values, slope in zip(params.critics, online, slopes, strict=True)]
     slow = [critic(each, values) for each, values in zip(params.critics, target, strict=True)]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from benchmarks import actor_critic, command, peer_turns, qemrl_actor_critic, turns
 from benchmarks.actor_critic import ALONE, CONTESTS, PAIRS, Engine, engines_of, operations, speeds_of, worth_another
 from benchmarks.iterations import SPECS, Overhead, Share, random_batch
@@ -16,7 +17,6 @@ from benchmarks.peers import SBX, PeerError
 from benchmarks.qemrl_actor_critic import DOMAIN, PRESETS_TIMED, agent, settings
 from benchmarks.roofline import product_operations
 from benchmarks.turns import Turn
-
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.policies import FixedTemperature
 from qemrl.cli.app import main

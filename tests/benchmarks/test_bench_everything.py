@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+
 from benchmarks import everything, performance, tabular
 from benchmarks.command import bench_all, bench_page, run_benches
 from benchmarks.everything import Bench, all_benches
 from benchmarks.machine import describe_machine
 from benchmarks.peers import PeerError
-
 from qemrl.cli.console import UsageError
 
 ROOT = Path(__file__).parents[2]

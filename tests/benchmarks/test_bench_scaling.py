@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from benchmarks.performance import growth_sheets
 from benchmarks.scaling import (
     QUANTILE_AGENTS,
@@ -17,7 +18,6 @@ from benchmarks.scaling import (
     with_quantiles,
 )
 from benchmarks.timing import Timing
-
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.training.config import configure
 

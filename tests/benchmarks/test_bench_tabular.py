@@ -5,10 +5,10 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks.tabular import TARGET, learn_in_numpy, numpy_direction, paper_learning, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tabular import TARGET, learn_in_numpy, numpy_direction, paper_learning, run
 from qemrl import midpoints
 from qemrl.tabular import Quantiles, frozen_lake, learn
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from benchmarks.timing import Timing, time_in_turns
 
 

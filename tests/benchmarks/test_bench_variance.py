@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from benchmarks.iterations import SPECS
 from benchmarks.variance import CASES, MODELS, Case, configurations, make_iterations
-
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.variance_state import MOMENTS_EVERY
 from qemrl.distributional.representations import FixedQuantiles

@@ -116,7 +116,7 @@ class System:
     def host_start(self) -> AgentState:
         """The agent before it has learned anything; the first to be asked for."""
         assert self.host.step == 0
-        return jax.device_get(self.host.agent)
+        return jax.device_get(self.host.agent_state)
 
     @cached_property
     def host_run(self) -> HostRun:
@@ -126,7 +126,7 @@ class System:
             self.host.advance(mark, False, lambda: False)
             states[mark] = _taken(self.host.arrays())
         programs = (_count_programs(self.host._learn), _count_programs(self.host._act))
-        return HostRun(states, programs, _answers(self.host.algorithm, [self.host.agent.params], self.host_probes)[0])
+        return HostRun(states, programs, _answers(self.host.agent, [self.host.agent_state.params], self.host_probes)[0])
 
     def learn(
         self, state: AgentState, batch: Batch, number: int = 0, as_users_get_it: bool = False
@@ -145,7 +145,7 @@ class System:
         structures = self.host._structures
         return (
             jax.tree.unflatten(structures.params, params),
-            jax.tree.unflatten(structures.learning, learning),
+            jax.tree.unflatten(structures.optimizer, learning),
             float(accumulator.loss),
             np.asarray(priorities),
         )
@@ -153,15 +153,15 @@ class System:
     def targets(self, state: AgentState) -> dict[str, Any]:
         """The networks that a transition which goes on bootstraps from and that lag behind, by name."""
         if not isinstance(self.config, ActorCriticConfig):
-            return {"frozen": state.frozen}
-        critics, policy = state.learning.target_critics, state.learning.target_policy
+            return {"frozen": state.target}
+        critics, policy = state.optimizer.target_critics, state.optimizer.target_policy
         return {"target_critics": critics} | ({} if policy is None else {"target_policy": policy})
 
     def with_targets(self, state: AgentState, targets: dict[str, Any]) -> AgentState:
         """The state with these of its target networks in the place of its own."""
         if not isinstance(self.config, ActorCriticConfig):
-            return state._replace(frozen=targets["frozen"])
-        return state._replace(learning=state.learning._replace(**targets))
+            return state._replace(target=targets["frozen"])
+        return state._replace(optimizer=state.optimizer._replace(**targets))
 
     def due(self, number: int) -> bool:
         """Whether target networks move with this update: every tenth for agents with refreshes, see `tiny`."""
@@ -189,13 +189,13 @@ def _taken(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.array(array) for name, array in arrays.items()}
 
 
-def _answers(algorithm: Any, params: list[Any], names: tuple[str, ...]) -> list[dict[str, Learned]]:
+def _answers(agent: Any, params: list[Any], names: tuple[str, ...]) -> list[dict[str, Learned]]:
     continuous = mixed_probes(names).spec.box is not None
 
     @jax.jit
     def ask(params, observation):
-        actions = algorithm.decide(params, observation, None, None) if continuous else None
-        return algorithm.q(params, observation), algorithm.distribution(params, observation), actions
+        actions = agent.greedy_action(params, observation, None, None) if continuous else None
+        return agent.q_values(params, observation), agent.predict_distribution(params, observation), actions
 
     observations = [shown(names, name) for name in names]
     ends = np.cumsum([0, *(len(each) for each in observations)])
@@ -227,7 +227,7 @@ def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
             records += loop.advance(mark, mark == MARKS[-1])
             states[mark] = _taken(loop.arrays())
     programs = _count_programs(loop._chunk)
-    answers = _answers(loop.algorithm, [loop.params(index) for index in range(len(SEEDS))], probes)
+    answers = _answers(loop.agent, [loop.params(index) for index in range(len(SEEDS))], probes)
     return CompiledRun(loop, states, [record["bad_step"] for record in records], programs, answers)
 
 

@@ -131,8 +131,8 @@ def test_both_loops_make_the_same_updates_from_the_same_transitions(
     # Numbers of actions are the same; what a policy gives differs as its parameters do.
     np.testing.assert_allclose(chosen, recorded["action"], rtol=0, atol=1e-5)
     assert len(np.unique(chosen)) > 1
-    beginning = jax.jit(compiled.algorithm.init)(host.keys.init).params
-    ours, theirs = compiled.state.agent, host.agent
+    beginning = jax.jit(compiled.agent.init)(host.keys.init).params
+    ours, theirs = compiled.state.agent, host.agent_state
     for part in ("params", "learning", "frozen"):
         pairs = zip(jax.tree.leaves(getattr(ours, part)), jax.tree.leaves(getattr(theirs, part)), strict=True)
         for one, other in pairs:

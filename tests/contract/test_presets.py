@@ -71,7 +71,7 @@ def mid_state(system) -> AgentState:
     """The host loop's agent after some learning."""
     states = system.host_run.states
     system.host.restore(states[600])
-    return system.host.agent
+    return system.host.agent_state
 
 
 def same(one, other) -> bool:
@@ -105,12 +105,12 @@ def test_every_target_network_is_read_where_a_transition_goes_on(system):
 
 
 def test_a_refresh_gives_the_parameters_to_agents_that_wait_for_one(system):
-    state, algorithm = mid_state(system), system.host.algorithm
+    state, agent = mid_state(system), system.host.agent
     if isinstance(system.config, ActorCriticConfig):
-        assert (algorithm.refresh_every, algorithm.refresh(state)) == (NEVER, ())
+        assert (agent.target_update_every, agent.refresh_target(state)) == (NEVER, ())
     else:
-        assert not same(state.params, state.frozen)
-        assert same(algorithm.refresh(state), state.params)
+        assert not same(state.params, state.target)
+        assert same(agent.refresh_target(state), state.params)
 
 
 def require_due_moves(system, before: AgentState, after: AgentState, number: int):
@@ -132,9 +132,9 @@ def test_target_networks_move_when_it_is_due_and_only_then_in_the_host_loop(syst
     host, states = system.host, system.host_run.states
     host.restore(states[600])
     for number in range(125, 141):
-        before = copied(host.agent)
+        before = copied(host.agent_state)
         host._iterate()
-        require_due_moves(system, before, copied(host.agent), number)
+        require_due_moves(system, before, copied(host.agent_state), number)
 
 
 def test_target_networks_move_when_it_is_due_and_only_then_in_the_compiled_loop(system):
@@ -219,7 +219,7 @@ def few_updates(system, config: ReplayConfig):
     for number in range(5):
         batch, indices = replay.sample(bits(system, number))
         params, learning, loss, surprises = system.learn(state, batch, number)
-        state = AgentState(params, learning, state.frozen)
+        state = AgentState(params, learning, state.target)
         if config.prioritized:
             replay.update_priorities(indices, surprises)
         losses.append(loss)
@@ -286,7 +286,7 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
         def update(state, number_and_key):
             number, key = number_and_key
             params, learning, update = agent.update(state, batch, key, number)
-            return AgentState(params, learning, state.frozen), update.loss
+            return AgentState(params, learning, state.target), update.loss
 
         state = switched.with_targets(first, switched.targets(second))
         return jax.lax.scan(update, state, (numbers, jax.random.split(jax.random.key(2), len(numbers))))[1]
@@ -316,10 +316,10 @@ def test_losses_of_a_fixed_stream_are_the_golden_ones(system):
     for number, step in enumerate(stream(system.spec, 200)):
         replay.add(step)
         if number and number % 20 == 0:
-            state = state._replace(frozen=system.host.algorithm.refresh(state))
+            state = state._replace(target=system.host.agent.refresh_target(state))
         # Over 200 updates even the roundings of another generator of code would show.
         params, learning, loss, _ = system.learn(state, replay.sample(bits(system, number))[0], number, True)
-        state = AgentState(params, learning, state.frozen)
+        state = AgentState(params, learning, state.target)
         losses.append(loss)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if system.preset not in golden:

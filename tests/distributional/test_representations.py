@@ -15,7 +15,7 @@ from qemrl.distributional.representations import (
     ImplicitQuantiles,
     Purpose,
     Scalar,
-    choose,
+    select_action_distribution,
 )
 from qemrl.estimators import QEM
 from qemrl.networks.layers import Linear
@@ -265,13 +265,13 @@ def test_the_distribution_of_the_chosen_action_is_picked():
     values = jnp.arange(24, dtype=jnp.float32).reshape(2, 2, 3, 2)
     actions = jnp.array([[0, 2], [1, 1]], jnp.int32)
     levels = np.array([0.25, 0.75])
-    picked = choose(ReturnDist(values, levels, values / 100), actions)
+    picked = select_action_distribution(ReturnDist(values, levels, values / 100), actions)
     expected = [[[0, 1], [10, 11]], [[14, 15], [20, 21]]]
     np.testing.assert_array_equal(picked.values, expected)
     assert picked.probs is not None
     np.testing.assert_allclose(picked.probs, np.array(expected) / 100, rtol=1e-6)
     assert picked.levels is levels
-    shared = choose(ReturnDist(values, values[:, :, :1]), actions)
+    shared = select_action_distribution(ReturnDist(values, values[:, :, :1]), actions)
     np.testing.assert_array_equal(shared.levels, values[:, :, 0])
     assert shared.probs is None
 

@@ -18,7 +18,7 @@ SMALL = {"network.widths": (16,), "replay.capacity": 400, "learning_starts": 64,
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> api.Agent:
+def trained(tmp_path_factory) -> api.TrainableAgent:
     """QEM-DQN after a few hundred steps on Gymnasium's CartPole, as it comes back from its run directory."""
     agent = api.make("qem-dqn", env="CartPole-v1", seed=2, overrides=SMALL).learn(300, progress=False)
     return api.load(agent.save(tmp_path_factory.mktemp("runs") / "run"))

@@ -135,7 +135,7 @@ def context(dist: ReturnDist, q, step=0, mask=None, learning_starts=0) -> Action
 
 def choose(exploration: BonusExploration, now: ActionContext, seed=0, evaluating=False) -> int:
     start = exploration.start(1, SPEC)
-    actions, state = exploration.choose(start, now, jax.random.key(seed), evaluating)
+    actions, state = exploration.select_action(start, now, jax.random.key(seed), evaluating)
     assert state == ()
     assert exploration.reward(state) is None
     assert actions.dtype == jnp.int32

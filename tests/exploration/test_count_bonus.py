@@ -76,10 +76,10 @@ def test_what_was_never_tried_is_tried_first_and_evaluation_counts_nothing():
     now = context(here, [[0.5, 0.0, 0.2]], jnp.int32(10))
     chosen = []
     for number in range(3):
-        best, unchanged = exploration.choose(state, now, jax.random.key(number), True)
+        best, unchanged = exploration.select_action(state, now, jax.random.key(number), True)
         assert int(best[0]) == 0
         assert unchanged is state
-        actions, state = exploration.choose(state, now, jax.random.key(number), False)
+        actions, state = exploration.select_action(state, now, jax.random.key(number), False)
         chosen.append(int(actions[0]))
     assert chosen == [0, 2, 1]
     assert isinstance(state, Counts)

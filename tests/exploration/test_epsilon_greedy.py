@@ -19,7 +19,9 @@ def context(q, mask=None, step: int = 0) -> ActionContext:
 
 
 def choose(exploration: EpsilonGreedy, now: ActionContext, seed: int = 0, evaluating: bool = False) -> np.ndarray:
-    actions, state = exploration.choose(exploration.start(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating)
+    actions, state = exploration.select_action(
+        exploration.start(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating
+    )
     assert state == ()
     assert actions.dtype == jnp.int32
     return np.asarray(actions)

@@ -36,12 +36,12 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
     loop = make_loop(run_of("ε-greedy", task, 0, 400))
     assert isinstance(loop, CompiledRun)
     solved = task.solved(loop.loop, [])
-    env, algorithm = loop.loop.env, loop.loop.algorithm
+    env, agent = loop.loop.env, loop.loop.agent
 
     def play(params, key):
         def step(carry, _):
             state, observation, total, ended = carry
-            action = jnp.argmax(algorithm.q(params, observation[None])[0]).astype(jnp.int32)
+            action = jnp.argmax(agent.q_values(params, observation[None])[0]).astype(jnp.int32)
             outcome = env.step(state, action, key)
             total = total + jnp.where(ended, jnp.float32(0), outcome.reward)
             return (outcome.state, outcome.observation, total, ended | outcome.terminated), None

@@ -133,8 +133,8 @@ def coin(stop: float) -> CompiledEnv:
 
 def player_of(env: CompiledEnv, discount: float) -> Player:
     config = replace(agent_run("probe/4", 0, 0).agent, network=NetworkConfig(widths=(4,)))
-    algorithm = make_agent(config, env.spec)
-    return Player(algorithm, algorithm.init(jax.random.key(0)).params, env, discount)
+    agent = make_agent(config, env.spec)
+    return Player(agent, agent.init(jax.random.key(0)).params, env, discount)
 
 
 def returns_of(env: CompiledEnv, discount: float, places: int, count: int) -> np.ndarray:
@@ -193,7 +193,7 @@ class Pretence(CompiledRun):
     """A run that only counts its steps."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.loop = config, SimpleNamespace(step=0, algorithm="learner")
+        self.config, self.loop = config, SimpleNamespace(step=0, agent="learner")
 
     def advance(self, until, evaluate, stop):
         assert not evaluate
@@ -214,13 +214,13 @@ def test_an_agent_is_trained_to_the_end_of_its_run(monkeypatch):
     assert config.agent.exploration == EpsilonGreedy(begin_steps=500, over_steps=500)
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    assert (player.algorithm, player.params, player.discount) == ("learner", ("learned", 0), 0.99)
+    assert (player.agent, player.params, player.discount) == ("learner", ("learned", 0), 0.99)
 
 
 def test_quantiles_are_those_of_the_greedy_action():
     player = player_of(make_compiled("probe/4"), 0.99)
     observations = jnp.linspace(-1, 1, 6, dtype=jnp.float32)[:, None]
-    values = np.asarray(player.algorithm.distribution(player.params, observations).values)[:, 0]
+    values = np.asarray(player.agent.predict_distribution(player.params, observations).values)[:, 0]
     best = values.mean(-1).argmax(-1)
     np.testing.assert_array_equal(player.act(observations), best)
     np.testing.assert_allclose(greedy_quantiles(player, observations), values[np.arange(6), best], rtol=1e-5)

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.agents.agent import NEVER, AgentState, Algorithm, Update, View
+from qemrl.agents.agent import NEVER, Agent, AgentState, Update, View
 from qemrl.agents.estimates import distribution_metrics, estimate
 from qemrl.agents.names import VALUE_AGENTS
 from qemrl.agents.optimizer import apply_gradient, begin
@@ -72,7 +72,7 @@ def from_box(box: ActionBox, action: Float[Array, "batch ..."]) -> Float[Array, 
     return (action.reshape(action.shape[0], -1) - low) * (2 / (high - low)) - 1
 
 
-def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorithm:
+def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Agent:
     """An agent for environments with continuous actions."""
     if spec.box is None:
         raise UnsupportedEnvironment(
@@ -146,9 +146,9 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
     def target_of(state: AgentState, batch: Batch, key: Key) -> ReturnDist:
         """The Bellman target [batch, 1, m]: reward + discount · (value of the members together − α log π)."""
         action_key, target_key = jax.random.split(key)
-        actor = state.params.policy if state.learning.target_policy is None else state.learning.target_policy
+        actor = state.params.policy if state.optimizer.target_policy is None else state.optimizer.target_policy
         choice = policy.follow(actor(batch.next_observation), action_key)
-        critics = state.learning.target_critics
+        critics = state.optimizer.target_critics
         dist = judged(critics, batch.next_observation, choice.action, "target", target_key)
         together = ensemble.target(
             dist, estimate(estimator, dist, evidence_of(state.params.variance_state, dist, needs))
@@ -211,7 +211,7 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
     ) -> tuple[ActorCritic, Learning, Update]:
         target_key, critic_key, policy_key = jax.random.split(key, 3)
-        params, learning = state.params, state.learning
+        params, learning = state.params, state.optimizer
         goal = target_of(state, batch, target_key)
         gradients = jax.value_and_grad(critic_loss, has_aux=True)
         (loss, losses), gradient = gradients(params.critics, batch, goal, critic_key)
@@ -285,6 +285,4 @@ def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Algorit
         numbers["policy/temperature"] = temperature(params.log_temperature)
         return numbers
 
-    return Algorithm(
-        init, lambda _: (), act, lambda _: None, update, lambda _: (), NEVER, distribution, q, decide, inspect
-    )
+    return Agent(init, lambda _: (), act, lambda _: None, update, lambda _: (), NEVER, distribution, q, decide, inspect)

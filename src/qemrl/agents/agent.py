@@ -19,10 +19,10 @@ class AgentState(NamedTuple):
     params: Any
     """What acts, and is updated."""
 
-    learning: Any
+    optimizer: Any
     """What only learning needs and updates change, such as the optimizer's state."""
 
-    frozen: Any
+    target: Any
     """What updates need and leave alone, such as a target network; only `refresh` changes it.
 
     Kept apart so that loops need not carry it through their updates, which would mean a copy each time.
@@ -48,7 +48,7 @@ class Update(NamedTuple):
     """How surprising each transition was, for prioritized replay."""
 
 
-class Algorithm(NamedTuple):
+class Agent(NamedTuple):
     """An agent: pure functions that both loops compile, and the loop's settings.
 
     Counters are arguments and not part of the state. Seeds that are learned side by side share them, and so a branch
@@ -56,36 +56,36 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[Key], AgentState]
-    start: Callable[[int], Any]
+    init_actor: Callable[[int], Any]
     """From the number of environments to the state that acting keeps."""
 
     act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Actions, Any]]
     """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
 
-    earned: Callable[[Any], Float[Array, " envs"] | None]
+    intrinsic_reward: Callable[[Any], Float[Array, " envs"] | None]
     """From the acting state to what exploration adds to the rewards that the last actions are learned with, or None."""
 
     update: Callable[[AgentState, Batch, Key, Int[Array, ""]], tuple[Any, Any, Update]]
     """(state, batch, key, number of updates before) to params and learning after it."""
 
-    refresh: Callable[[AgentState], Any]
+    refresh_target: Callable[[AgentState], Any]
     """From the state to what is frozen from here on."""
 
-    refresh_every: int
+    target_update_every: int
     """How many updates there are between refreshes."""
 
-    distribution: Callable[..., ReturnDist]
+    predict_distribution: Callable[..., ReturnDist]
     """(params, observations, actions = None) to return distributions [batch, members, actions, n], without randomness.
 
     They are those of all actions; of continuous ones, and where actions are given, those of one action, which without
     a given one is the action that the policy prefers.
     """
 
-    q: Callable[[Any, Any], Float[Array, "batch actions"]]
+    q_values: Callable[[Any, Any], Float[Array, "batch actions"]]
     """(params, observations) to the estimates of Q for the same actions, without randomness."""
 
-    decide: Callable[[Any, Any, Bool[Array, "batch actions"] | None, Statistic | None], Actions]
+    greedy_action: Callable[[Any, Any, Bool[Array, "batch actions"] | None, Statistic | None], Actions]
     """(params, observations, mask, risk measure in the place of the estimator) to the best actions, not random."""
 
-    inspect: Callable[[Any, Any], dict[str, Float[Array, ""]]]
+    metrics: Callable[[Any, Any], dict[str, Float[Array, ""]]]
     """(params, observations) to numbers worth logging, by tag."""

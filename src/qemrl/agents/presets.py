@@ -6,7 +6,7 @@ from typing import NamedTuple
 from qemrl.agents.actor_critic import make_actor_critic_agent
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.agent import Algorithm
+from qemrl.agents.agent import Agent
 from qemrl.agents.env_families import EnvFamily
 from qemrl.agents.names import SUMMARIES
 from qemrl.agents.value import ValueConfig, make_value_agent
@@ -38,7 +38,7 @@ PRESETS: dict[str, Preset] = {name: Preset(_settings(name), summary) for name, s
 """Every preset by its name, which is also its word on the command line and its page in the docs."""
 
 
-def make_agent(config: AgentConfig, spec: EnvSpec) -> Algorithm:
+def make_agent(config: AgentConfig, spec: EnvSpec) -> Agent:
     """The agent of a configuration for environments of this kind.
 
     Raises:

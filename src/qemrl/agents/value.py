@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import AgentState, Algorithm, Update, View
+from qemrl.agents.agent import Agent, AgentState, Update, View
 from qemrl.agents.estimates import Weights, check_compatible, distribution_metrics, estimate
 from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimizer import AdamConfig, apply_gradient, begin
@@ -34,7 +34,7 @@ from qemrl.distributional.representations import (
     ImplicitQuantiles,
     Purpose,
     Scalar,
-    choose,
+    select_action_distribution,
 )
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, VarianceInputs, Wang
 from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, allowed
@@ -144,7 +144,7 @@ class Knowledge(NamedTuple):
     """What V is estimated from, where it is."""
 
 
-def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
+def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Agent:
     """An agent for environments with a finite number of actions."""
     if spec.box is not None:
         raise UnsupportedEnvironment(
@@ -202,7 +202,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         dist, variance_inputs = judged(params, view.observation, "act", dist_key)
         q = estimate(estimator, dist, variance_inputs)
         context = ActionContext(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
-        return config.exploration.choose(acting, context, choice_key, evaluating)
+        return config.exploration.select_action(acting, context, choice_key, evaluating)
 
     def target_of(params: Knowledge, target: Any, batch: Batch, key: Key) -> ReturnDist:
         """The Bellman target [batch, members, n]; each member bootstraps from its own greedy action."""
@@ -217,7 +217,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         mask = None if batch.next_mask is None else jnp.broadcast_to(batch.next_mask[:, None], q.shape)
         actions = jnp.argmax(allowed(q, mask), axis=-1)
         found = averaging.curves(target, partial(evaluated, observation=seen, purpose="target", key=target_key))
-        return jax.lax.stop_gradient(backup(choose(found, actions), batch.reward, batch.discount))
+        return jax.lax.stop_gradient(backup(select_action_distribution(found, actions), batch.reward, batch.discount))
 
     def loss(
         network: Network, variance_state: VarianceState | None, target: Any, batch: Batch, key: Key
@@ -233,8 +233,8 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
     ) -> tuple[Knowledge, optax.OptState, Update]:
         network, variance_state = state.params
         gradients = jax.value_and_grad(loss, has_aux=True)
-        (value, (losses, goal)), gradient = gradients(network, variance_state, state.frozen, batch, key)
-        changed, learning = apply_gradient(optimizer, gradient, state.learning, network)
+        (value, (losses, goal)), gradient = gradients(network, variance_state, state.target, batch, key)
+        changed, learning = apply_gradient(optimizer, gradient, state.optimizer, network)
         if variance_state is not None:
             variance_state = learned(variance_state, network, changed, batch, goal, key, number)
         return Knowledge(changed, variance_state), learning, Update(value, jnp.sqrt(losses))
@@ -252,7 +252,9 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             dist = evaluated(before, batch.observation, "target", jax.random.fold_in(key, 1))
-            return choose(dist, jnp.broadcast_to(batch.action[:, None], dist.values.shape[:2])), goal
+            return select_action_distribution(
+                dist, jnp.broadcast_to(batch.action[:, None], dist.values.shape[:2])
+            ), goal
 
         variance_state = look(count(variance_state, batch.observation, batch.action), estimator, number, kappa, predict)
         variance_state = at_step(
@@ -263,14 +265,16 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
         return variance_state
 
     def refresh(state: AgentState) -> Any:
-        return averaging.refreshed(state.frozen, state.params.network)
+        return averaging.refreshed(state.target, state.params.network)
 
     def distribution(params: Knowledge, observation: Any, actions: Int[Array, " batch"] | None = None) -> ReturnDist:
         dist, _ = judged(params, observation, "report", None)
         if actions is None:
             return dist
         members = jnp.broadcast_to(actions[:, None], dist.values.shape[:2])
-        return ReturnDist(*(a if a is None or a.ndim == 1 else a[:, :, None] for a in choose(dist, members)))
+        return ReturnDist(
+            *(a if a is None or a.ndim == 1 else a[:, :, None] for a in select_action_distribution(dist, members))
+        )
 
     def q(params: Knowledge, observation: Any) -> Float[Array, "batch actions"]:
         return worth(params, observation, estimator)
@@ -289,4 +293,4 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Algorithm:
 
     every = config.target_every // config.update_every
     start, earned = partial(config.exploration.start, spec=spec), config.exploration.reward
-    return Algorithm(init, start, act, earned, update, refresh, every, distribution, q, decide, inspect)
+    return Agent(init, start, act, earned, update, refresh, every, distribution, q, decide, inspect)

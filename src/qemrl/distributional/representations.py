@@ -371,7 +371,7 @@ def _target_probs(target: ReturnDist) -> Float[Array, "batch members m"] | None:
     return None if target.probs is None else jnp.broadcast_to(target.probs, target.values.shape)
 
 
-def choose(dist: ReturnDist, actions: Int[Array, "batch members"]) -> ReturnDist:
+def select_action_distribution(dist: ReturnDist, actions: Int[Array, "batch members"]) -> ReturnDist:
     """The distributions [batch, members, n] of one action for each member."""
 
     def pick(array: Any) -> Any:

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from qemrl.agents.agent import Algorithm, View
-from qemrl.api import Agent
+from qemrl.agents.agent import Agent, View
+from qemrl.api import TrainableAgent
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.training.loops import evaluation_envs
 
@@ -42,12 +42,12 @@ class Moment(NamedTuple):
     """A picture of where the action was chosen; None without `render`."""
 
 
-def play_episode(agent: Agent, seed: int, render: bool) -> Generator[Moment, None, None]:
+def play_episode(agent: TrainableAgent, seed: int, render: bool) -> Generator[Moment, None, None]:
     """The steps of one episode with the exploration of evaluation; the same agent and seed give the same episode.
 
     Args:
         agent: The agent, which does not learn from it.
-        seed: Of the environment and of what is random in acting.
+        seed: Of the environment and of what is random in actor.
         render: Whether moments have a frame.
 
     Raises:
@@ -67,24 +67,24 @@ def play_episode(agent: Agent, seed: int, render: bool) -> Generator[Moment, Non
         envs.close()
 
 
-def _acting(algorithm: Algorithm) -> Callable[..., tuple[Any, Any, Any]]:
-    def act(params: Any, acting: Any, view: View, step: Any, count: Any, key: Any) -> tuple[Any, Any, Any]:
-        """The action, the acting state and Q."""
-        actions, acting = algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), True)
-        return actions, acting, algorithm.q(params, view.observation)
+def _acting(agent: Agent) -> Callable[..., tuple[Any, Any, Any]]:
+    def act(params: Any, actor: Any, view: View, step: Any, count: Any, key: Any) -> tuple[Any, Any, Any]:
+        """The action, the actor state and Q."""
+        actions, actor = agent.act(params, actor, view, step, jax.random.fold_in(key, count), True)
+        return actions, actor, agent.q_values(params, view.observation)
 
     return act
 
 
-def _play(agent: Agent, envs: HostEnvs, seed: int, render: bool) -> Iterator[Moment]:
-    act, key = jax.jit(_acting(agent.algorithm)), jax.random.key(seed)
-    params, acting = agent.params, agent.algorithm.start(1)
+def _play(agent: TrainableAgent, envs: HostEnvs, seed: int, render: bool) -> Iterator[Moment]:
+    act, key = jax.jit(_acting(agent.agent)), jax.random.key(seed)
+    params, actor = agent.params, agent.agent.init_actor(1)
     observation, mask = envs.reset(seed)
     count, ended = 0, False
     first = np.ones(1, bool)
     while not ended:
         view = View(observation, mask, first)
-        actions, acting, q = act(params, acting, view, np.int32(agent.steps), np.int32(count), key)
+        actions, actor, q = act(params, actor, view, np.int32(agent.steps), np.int32(count), key)
         frame = _picture(envs) if render else None
         result = envs.step(np.asarray(actions))
         action = np.asarray(actions)[0]

@@ -33,7 +33,7 @@ RECORD_BYTES, EPISODE_BYTES = 700, 30
 """A record in metrics.jsonl and timing.jsonl, and an episode of an evaluation, on the disk."""
 
 Kind = tuple[str, str, tuple[int, ...]]
-"""Algorithm, family and shape of the observation: what speed depends on."""
+"""Agent, family and shape of the observation: what speed depends on."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.api import Agent
+from qemrl.api import TrainableAgent
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.experiments.episodes import CannotDrawError, Frame, Moment, play_episode
@@ -80,7 +80,7 @@ class Episode:
     """Why there are no frames; empty if there are."""
 
 
-def watch(agent: Agent, seed: int, predictions: int = 5) -> Episode:
+def watch(agent: TrainableAgent, seed: int, predictions: int = 5) -> Episode:
     """One evaluation episode, with so many predictions at steps equally far apart, the first and the last included."""
     if predictions < 1:
         raise ValueError(f"there must be at least one prediction, got {predictions}")
@@ -108,14 +108,14 @@ def watch(agent: Agent, seed: int, predictions: int = 5) -> Episode:
     )
 
 
-def _names(agent: Agent) -> tuple[str, ...]:
+def _names(agent: TrainableAgent) -> tuple[str, ...]:
     config = agent.config.agent
     if isinstance(config, ActorCriticConfig):
         return tuple(f"critic {number + 1}" for number in range(config.ensemble.size))
     return tuple(f"action {number}" for number in range(agent.spec.num_actions))
 
 
-def kind_of(agent: Agent) -> str:
+def kind_of(agent: TrainableAgent) -> str:
     """What the agent's return distributions are: `quantiles`, `categorical`, or `scalar` for none."""
     match agent.config.agent.representation:
         case FixedQuantiles() | ImplicitQuantiles():
@@ -146,7 +146,7 @@ def _collect(
     return log, kept | {len(log) - 1: last}
 
 
-def _glance(agent: Agent, step: int, moment: Moment) -> StepPrediction:
+def _glance(agent: TrainableAgent, step: int, moment: Moment) -> StepPrediction:
     dist = agent.predict_distribution(moment.observation)
     values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
     if agent.spec.box is not None:  # the critics, which share their levels, are pooled there

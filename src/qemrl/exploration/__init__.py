@@ -1,7 +1,7 @@
 """How estimates of Q become actions.
 
 An exploration is a frozen record with `start`, which gives the state it keeps for the environments side by side, and
-`choose`. It sees the whole context, the return distributions included, so that bonuses need no other way in.
+`select_action`. It sees the whole context, the return distributions included, so that bonuses need no other way in.
 """
 
 from qemrl.exploration.bonus import BonusExploration

@@ -40,7 +40,7 @@ class BonusExploration:
         """Counts, where they are the bonus; else no state is kept."""
         return self.bonus.start(num_envs, spec) if isinstance(self.bonus, CountBonus) else ()
 
-    def choose(
+    def select_action(
         self, state: Any, context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], Any]:
         """Actions, and the state from here on; in evaluation nothing is counted."""

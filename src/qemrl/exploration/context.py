@@ -39,7 +39,7 @@ class Exploration(Protocol):
         """The state before the first step."""
         ...
 
-    def choose(
+    def select_action(
         self, state: Any, context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], Any]:
         """Actions, and the state from here on."""

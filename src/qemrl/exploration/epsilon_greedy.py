@@ -47,7 +47,7 @@ class EpsilonGreedy:
         done = (step - self.begin_steps).astype(jnp.float32) / self.over_steps
         return self.initial + (self.final - self.initial) * jnp.clip(done, 0.0, 1.0)
 
-    def choose(
+    def select_action(
         self, state: tuple[()], context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], tuple[()]]:
         """Actions; the state stays empty."""

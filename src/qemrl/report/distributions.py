@@ -97,7 +97,7 @@ def predict(run: RunRecord, seed: int) -> Predicted:
     )
 
 
-def _actions(agent: api.Agent, observation: np.ndarray, q: Float[np.ndarray, " actions"]) -> list[Action]:
+def _actions(agent: api.TrainableAgent, observation: np.ndarray, q: Float[np.ndarray, " actions"]) -> list[Action]:
     names = [f"action {number}" for number in range(len(q))] if agent.spec.box is None else ["the policy's action"]
     if kind_of(agent) == "scalar":
         return [Action(name, float(mean), np.array([mean]), np.ones(1)) for name, mean in zip(names, q, strict=True)]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import AgentState, Algorithm, View
+from qemrl.agents.agent import Agent, AgentState, View
 from qemrl.envs.jax.compiled import CompiledEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.accumulator import Accumulator
@@ -50,7 +50,7 @@ class SeedState(NamedTuple):
     """All that changes in a run of one seed."""
 
     agent: AgentState
-    acting: Any
+    actor: Any
     running: Running
     replay: Any
     accumulator: Accumulator
@@ -61,7 +61,7 @@ class CompiledLoop:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        agent: Agent,
         env: CompiledEnv,
         replay: DeviceReplay,
         schedule: StepSchedule,
@@ -70,7 +70,7 @@ class CompiledLoop:
         seeds: tuple[int, ...],
         evaluation_episodes: int,
     ) -> None:
-        self.algorithm, self.env, self.replay, self.schedule = algorithm, env, replay, schedule
+        self.agent, self.env, self.replay, self.schedule = agent, env, replay, schedule
         self.batch_size, self.clip_rewards = batch_size, clip_rewards
         self.seeds, self.evaluation_episodes = seeds, evaluation_episodes
         self.step = 0
@@ -94,9 +94,7 @@ class CompiledLoop:
 
     def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, "seeds episodes"], Int[np.ndarray, "seeds episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters."""
-        play = jax.jit(
-            jax.vmap(partial(play_compiled, self.algorithm, self.env, episodes=episodes), in_axes=(0, 0, None))
-        )
+        play = jax.jit(jax.vmap(partial(play_compiled, self.agent, self.env, episodes=episodes), in_axes=(0, 0, None)))
         returns, lengths = play(self.keys, self.state.agent.params, jnp.int32(self.step))
         return np.asarray(returns), np.asarray(lengths)
 
@@ -162,14 +160,14 @@ class CompiledLoop:
         running = Running(
             states, observation, jnp.ones(count, bool), jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)
         )
-        agent = self.algorithm.init(keys.init)
-        return SeedState(agent, self.algorithm.start(count), running, self.replay.init(), Accumulator.empty())
+        agent = self.agent.init(keys.init)
+        return SeedState(agent, self.agent.init_actor(count), running, self.replay.init(), Accumulator.empty())
 
     def _run_chunk(
         self, state: SeedState, keys: Keys, counts: "Counts", evaluate: Bool[Array, ""], iterations: Int[Array, ""]
     ) -> tuple[SeedState, Any]:
         """Iterations up to the end, with a refresh of what is frozen wherever one is due between them."""
-        every = jnp.int32(max(1, self.algorithm.refresh_every // self.schedule.updates))
+        every = jnp.int32(max(1, self.agent.target_update_every // self.schedule.updates))
         first = jnp.int32(self.schedule.first_update // self.schedule.steps)
         over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, 0, None), out_axes=(0, None))
 
@@ -180,7 +178,10 @@ class CompiledLoop:
             number = counts.vector_steps // self.schedule.vector_steps - first  # of the iteration, since learning began
             due = (number > 0) & (number % every == 0)
             frozen = jax.lax.cond(
-                due, jax.vmap(self.algorithm.refresh), lambda agent: agent.frozen, state.agent._replace(frozen=frozen)
+                due,
+                jax.vmap(self.agent.refresh_target),
+                lambda agent: agent.target,
+                state.agent._replace(target=frozen),
             )
             length = jnp.minimum(left, jnp.where(number < 0, -number, every - number % every))
             state, counts = jax.lax.fori_loop(
@@ -188,17 +189,17 @@ class CompiledLoop:
             )
             return state, counts, frozen, left - length
 
-        frozen = state.agent.frozen
-        state = state._replace(agent=state.agent._replace(frozen=None))
+        frozen = state.agent.target
+        state = state._replace(agent=state.agent._replace(target=None))
         state, counts, frozen, _ = jax.lax.while_loop(
             lambda carry: carry[3] > 0, stretch, (state, counts, frozen, iterations)
         )
-        state = state._replace(agent=state.agent._replace(frozen=frozen))
+        state = state._replace(agent=state.agent._replace(target=frozen))
         params = state.agent.params
         observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
-        numbers = jax.vmap(self.algorithm.inspect)(params, observation)
+        numbers = jax.vmap(self.agent.metrics)(params, observation)
         play = jax.vmap(
-            partial(play_compiled, self.algorithm, self.env, episodes=self.evaluation_episodes), in_axes=(0, 0, None)
+            partial(play_compiled, self.agent, self.env, episodes=self.evaluation_episodes), in_axes=(0, 0, None)
         )
         step = counts.vector_steps * self.schedule.num_envs
         shape = (len(self.seeds), self.evaluation_episodes)
@@ -230,8 +231,8 @@ class CompiledLoop:
         # A loop even over a few steps: the program then holds the environment once, and compiles in half the time. XLA
         # must not know its length: it would dissolve a loop of one step, see nothing that keeps the write to replay
         # after the reads of `_learn`, and copy the replay for them. The accumulator makes the loop as a whole come after.
-        start = (state.acting, state.running, state.replay, accumulator)
-        acting, running, replay, accumulator = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
+        start = (state.actor, state.running, state.replay, accumulator)
+        actor, running, replay, accumulator = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
         if self.replay.config.prioritized:
             tree, largest = jax.lax.cond(
                 learning, self._with_priorities, lambda replay, _: (replay.tree, replay.largest), replay, surprises
@@ -239,7 +240,7 @@ class CompiledLoop:
             replay = replay._replace(tree=tree, largest=largest)
         updates = jnp.where(learning, counts.updates + self.schedule.updates, counts.updates)
         counts = counts._replace(vector_steps=counts.vector_steps + self.schedule.vector_steps, updates=updates)
-        return SeedState(AgentState(params, learned, None), acting, running, replay, accumulator), counts
+        return SeedState(AgentState(params, learned, None), actor, running, replay, accumulator), counts
 
     def _learn(
         self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts"
@@ -251,19 +252,19 @@ class CompiledLoop:
             updates = counts.updates + number
             batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
             key = jax.random.fold_in(keys.update, updates)
-            params, learning, update = self.algorithm.update(AgentState(params, learning, frozen), batch, key, updates)
+            params, learning, update = self.agent.update(AgentState(params, learning, frozen), batch, key, updates)
             accumulator = accumulator.learned(update.loss, counts.vector_steps * self.schedule.num_envs)
             return (params, learning, accumulator), (indices, update.priorities)
 
         now, surprises = scan_or_once(
-            learn, (state.agent.params, state.agent.learning, state.accumulator), self.schedule.updates
+            learn, (state.agent.params, state.agent.optimizer, state.accumulator), self.schedule.updates
         )
         return *now, surprises
 
     def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Accumulator, Any]:
         shape = (self.schedule.updates, self.batch_size)
         nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
-        return state.agent.params, state.agent.learning, state.accumulator, nothing
+        return state.agent.params, state.agent.optimizer, state.accumulator, nothing
 
     def _with_priorities(self, replay: Any, surprises: Any) -> tuple[Any, Any]:
         def write(number: Int[Array, ""], replay: Any) -> Any:
@@ -276,7 +277,7 @@ class CompiledLoop:
     def _step(
         self,
         params: Any,
-        acting: Any,
+        actor: Any,
         running: Running,
         replay: Any,
         accumulator: Accumulator,
@@ -285,12 +286,12 @@ class CompiledLoop:
     ) -> tuple[Any, Running, Any, Accumulator]:
         view = View(running.observation, self._mask(running.states), running.first)
         step = rows * self.schedule.num_envs
-        action, acting = self.algorithm.act(params, acting, view, step, jax.random.fold_in(keys.act, rows), False)
+        action, actor = self.agent.act(params, actor, view, step, jax.random.fold_in(keys.act, rows), False)
         env_keys = jax.random.split(jax.random.fold_in(keys.environment, rows + 1), self.schedule.num_envs)
         states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(running.states, action, env_keys)
         ended = outcome.terminated | outcome.truncated
         reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.clip_rewards else outcome.reward
-        earned = self.algorithm.earned(acting)
+        earned = self.agent.intrinsic_reward(actor)
         reward = reward if earned is None else reward + earned
         stored = Step(
             running.observation,
@@ -307,7 +308,7 @@ class CompiledLoop:
         running = Running(
             states, observation, ended, jnp.where(ended, 0.0, returns), jnp.where(ended, jnp.int32(0), lengths)
         )
-        return acting, running, replay, accumulator
+        return actor, running, replay, accumulator
 
     def _mask(self, states: Any) -> Bool[Array, "envs actions"] | None:
         return jax.vmap(self.env.mask)(states) if self.env.spec.has_mask else None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import Algorithm, View
+from qemrl.agents.agent import Agent, View
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.envs.jax.compiled import CompiledEnv
 from qemrl.networks.layers import Key
@@ -16,23 +16,23 @@ from qemrl.training.randomness import Keys
 from qemrl.types import Actions
 
 Act = Callable[..., tuple[Actions, Any]]
-"""(params, acting state, view, step, count, key) to actions and the acting state; compiled."""
+"""(params, actor state, view, step, count, key) to actions and the actor state; compiled."""
 
 
-def make_act(algorithm: Algorithm, evaluating: bool) -> Act:
+def make_act(agent: Agent, evaluating: bool) -> Act:
     """The agent's choice in the step that is number `count`, compiled."""
 
     def act(
-        params: Any, acting: Any, view: View, step: Int[Array, ""], count: Int[Array, ""], key: Key
+        params: Any, actor: Any, view: View, step: Int[Array, ""], count: Int[Array, ""], key: Key
     ) -> tuple[Actions, Any]:
-        return algorithm.act(params, acting, view, step, jax.random.fold_in(key, count), evaluating)
+        return agent.act(params, actor, view, step, jax.random.fold_in(key, count), evaluating)
 
     return jax.jit(act)
 
 
 def play_hosted(
     act: Act,
-    acting: Any,
+    actor: Any,
     params: Any,
     envs: HostEnvs,
     keys: Keys,
@@ -43,7 +43,7 @@ def play_hosted(
 
     Args:
         act: Of `make_act`, in evaluation.
-        acting: The state of acting at the start.
+        actor: The state of actor at the start.
         params: What acts.
         envs: Where; they are reset.
         keys: The randomness of the seed.
@@ -56,7 +56,7 @@ def play_hosted(
     going, count = np.ones(envs.num_envs, bool), 0
     while going.any() and watch(envs):
         view = View(observation, mask, lengths == 0)
-        actions, acting = act(params, acting, view, np.int32(step), np.int32(count), key)
+        actions, actor = act(params, actor, view, np.int32(step), np.int32(count), key)
         result = envs.step(np.asarray(actions))
         returns += np.where(going, result.reward, 0)
         lengths += going
@@ -70,7 +70,7 @@ class Play(NamedTuple):
 
     states: Any
     observation: Any
-    acting: Any
+    actor: Any
     ended: Bool[Array, " episodes"]
     returns: Float[Array, " episodes"]
     lengths: Int[Array, " episodes"]
@@ -78,7 +78,7 @@ class Play(NamedTuple):
 
 
 def play_compiled(
-    algorithm: Algorithm, env: CompiledEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
+    agent: Agent, env: CompiledEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
 ) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
     """Returns and lengths of episodes, played side by side until the last of them has ended; may be compiled."""
     start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))
@@ -91,13 +91,13 @@ def play_compiled(
         mask = jax.vmap(env.mask)(carry.states) if env.spec.has_mask else None
         view = View(carry.observation, mask, carry.lengths == 0)
         step_keys = jax.random.split(jax.random.fold_in(play_key, carry.steps), episodes + 1)
-        action, acting = algorithm.act(params, carry.acting, view, step, step_keys[0], True)
+        action, actor = agent.act(params, carry.actor, view, step, step_keys[0], True)
         outcome = jax.vmap(env.step)(carry.states, action, step_keys[1:])
         live = ~carry.ended
         return Play(
             outcome.state,
             outcome.observation,
-            acting,
+            actor,
             carry.ended | outcome.terminated | outcome.truncated,
             carry.returns + jnp.where(live, outcome.reward, 0.0),
             carry.lengths + live.astype(jnp.int32),
@@ -107,7 +107,7 @@ def play_compiled(
     start = Play(
         states,
         observation,
-        algorithm.start(episodes),
+        agent.init_actor(episodes),
         jnp.zeros(episodes, bool),
         jnp.zeros(episodes, jnp.float32),
         jnp.zeros(episodes, jnp.int32),

@@ -1,4 +1,4 @@
-"""The host loop: Gymnasium environments and NumPy replay around compiled acting and learning.
+"""The host loop: Gymnasium environments and NumPy replay around compiled actor and learning.
 
 The environments step while the device learns: an iteration hands its updates to the device first, which works on
 them while the host steps with the parameters from before (see `schedule`).
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import AgentState, Algorithm, View
+from qemrl.agents.agent import Agent, AgentState, View
 from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.accumulator import Accumulator
@@ -32,7 +32,7 @@ class HostLoop:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        agent: Agent,
         envs: HostEnvs,
         make_evaluation_envs: Callable[[int], HostEnvs],
         replay: HostReplay,
@@ -43,14 +43,14 @@ class HostLoop:
         seed: int,
         evaluation_episodes: int,
     ) -> None:
-        self.algorithm, self.envs, self.replay, self.schedule = algorithm, envs, replay, schedule
+        self.agent, self.envs, self.replay, self.schedule = agent, envs, replay, schedule
         self.make_evaluation_envs, self._evaluation_envs = make_evaluation_envs, None
         self.batch_size, self.prioritized, self.clip_rewards = batch_size, prioritized, clip_rewards
         self.seed, self.evaluation_episodes = seed, evaluation_episodes
         self.keys = Keys.of(seed)
         self.vector_steps = 0
-        self.agent = jax.jit(algorithm.init)(self.keys.init)
-        self.acting = algorithm.start(schedule.num_envs)
+        self.agent_state = jax.jit(agent.init)(self.keys.init)
+        self.actor = agent.init_actor(schedule.num_envs)
         self.accumulator = Accumulator.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
         self.returns = np.zeros(schedule.num_envs, np.float64)
@@ -59,13 +59,13 @@ class HostLoop:
         self.first = np.ones(schedule.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        # What acting remembers can be large, as counts are: it is updated in place.
+        # What actor remembers can be large, as counts are: it is updated in place.
         self._act = jax.jit(self._choose, donate_argnums=1)
-        self._act_in_evaluation = make_act(algorithm, evaluating=True)
-        # Parameters are not donated: acting resumes the old ones.
+        self._act_in_evaluation = make_act(agent, evaluating=True)
+        # Parameters are not donated: actor resumes the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
         self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
-        self._inspect = jax.jit(algorithm.inspect)
+        self._inspect = jax.jit(agent.metrics)
 
     @property
     def step(self) -> int:
@@ -73,15 +73,15 @@ class HostLoop:
         return self.vector_steps * self.schedule.num_envs
 
     @property
-    def agent(self) -> AgentState:
+    def agent_state(self) -> AgentState:
         """All that the agent has learned."""
         return AgentState(*(jax.tree.unflatten(*part) for part in zip(self._structures, self._leaves, strict=True)))
 
-    @agent.setter
-    def agent(self, agent: AgentState) -> None:
+    @agent_state.setter
+    def agent_state(self, state: AgentState) -> None:
         # Compiled functions are called with leaves: taking modules apart at each call would show on small networks.
-        self._leaves = AgentState(*(jax.tree.leaves(part) for part in agent))
-        self._structures = AgentState(*(jax.tree.structure(part) for part in agent))
+        self._leaves = AgentState(*(jax.tree.leaves(part) for part in state))
+        self._structures = AgentState(*(jax.tree.structure(part) for part in state))
 
     def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> dict[str, Any] | None:
         """Run to `until` steps; numbers by tag, or None if `stop` asked to stop before."""
@@ -100,7 +100,7 @@ class HostLoop:
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint."""
         parts: dict[str, Mapping[str, np.ndarray]] = {
-            "learned": flatten((self.agent, self.acting, self.accumulator)),
+            "learned": flatten((self.agent_state, self.actor, self.accumulator)),
             "replay": self.replay.state(),
             "envs": self.envs.state(),
             "running": {
@@ -121,8 +121,8 @@ class HostLoop:
         for name, array in arrays.items():
             part, _, rest = name.partition("/")
             parts[part][rest] = array
-        self.agent, self.acting, self.accumulator = unflatten(
-            (self.agent, self.acting, self.accumulator), parts["learned"]
+        self.agent_state, self.actor, self.accumulator = unflatten(
+            (self.agent_state, self.actor, self.accumulator), parts["learned"]
         )
         self.replay.restore(parts["replay"])
         running = parts["running"]
@@ -143,20 +143,20 @@ class HostLoop:
         if self.step >= self.schedule.first_update:
             updates = self.schedule.updates_until(self.step)
             for number in range(updates, updates + self.schedule.updates):
-                if number and number % self.algorithm.refresh_every == 0:
-                    self.agent = self.agent._replace(frozen=self.algorithm.refresh(self.agent))
+                if number and number % self.agent.target_update_every == 0:
+                    self.agent_state = self.agent_state._replace(target=self.agent.refresh_target(self.agent_state))
                 batch, indices = self.replay.sample(self._sampling_bits(number))
                 leaves = self._leaves
                 learned, learning, self.accumulator, priorities = self._learn(
-                    leaves.learning,
+                    leaves.optimizer,
                     self.accumulator,
                     leaves.params,
-                    leaves.frozen,
+                    leaves.target,
                     batch,
                     np.int32(number),
                     np.int32(self.step),
                 )
-                self._leaves = AgentState(learned, learning, leaves.frozen)
+                self._leaves = AgentState(learned, learning, leaves.target)
                 surprises.append((indices, priorities))
         for _ in range(self.schedule.vector_steps):
             self._step(params)
@@ -168,12 +168,12 @@ class HostLoop:
 
     def _step(self, params: list[Array]) -> None:
         view = View(self.observation, self.mask, self.first)
-        actions, self.acting = self._act(params, self.acting, view, np.int32(self.vector_steps))
+        actions, self.actor = self._act(params, self.actor, view, np.int32(self.vector_steps))
         actions = np.asarray(actions)
         with self._explained():
             result = self.envs.step(actions)
         reward = np.clip(result.reward, -1, 1) if self.clip_rewards else result.reward
-        earned = self.algorithm.earned(self.acting)
+        earned = self.agent.intrinsic_reward(self.actor)
         reward = reward if earned is None else reward + np.asarray(earned)
         step = Step(
             self.observation,
@@ -211,9 +211,9 @@ class HostLoop:
         ]
         return Step(*rows)
 
-    def _choose(self, params: list[Array], acting: Any, view: View, count: Int[Array, ""]) -> tuple[Actions, Any]:
+    def _choose(self, params: list[Array], actor: Any, view: View, count: Int[Array, ""]) -> tuple[Actions, Any]:
         network, step = jax.tree.unflatten(self._structures.params, params), count * self.schedule.num_envs
-        return self.algorithm.act(network, acting, view, step, jax.random.fold_in(self.keys.act, count), False)
+        return self.agent.act(network, actor, view, step, jax.random.fold_in(self.keys.act, count), False)
 
     def _update(
         self,
@@ -228,7 +228,7 @@ class HostLoop:
         key = jax.random.fold_in(self.keys.update, updates)
         parts = zip(self._structures, (params, learning, frozen), strict=True)
         agent = AgentState(*(jax.tree.unflatten(*part) for part in parts))
-        learned, still_learning, update = self.algorithm.update(agent, batch, key, updates)
+        learned, still_learning, update = self.agent.update(agent, batch, key, updates)
         leaves = jax.tree.leaves(learned), jax.tree.leaves(still_learning)
         return *leaves, accumulator.learned(update.loss, step), update.priorities
 
@@ -242,7 +242,7 @@ class HostLoop:
     def _numbers(self) -> dict[str, Any]:
         bits = np.arange(self.batch_size, dtype=np.uint32) * np.uint32(2654435761)
         observation = self.replay.sample(bits)[0].observation
-        inspected = self._inspect(self.agent.params, observation)
+        inspected = self._inspect(self.agent_state.params, observation)
         accumulator = self.accumulator._replace(
             episodes=np.int32(self.episodes), returns=np.float32(self.return_sum), lengths=np.float32(self.length_sum)
         )
@@ -255,8 +255,8 @@ class HostLoop:
         with self._explained():
             return play_hosted(
                 self._act_in_evaluation,
-                self.algorithm.start(episodes),
-                self.agent.params,
+                self.agent.init_actor(episodes),
+                self.agent_state.params,
                 self._evaluation_envs,
                 self.keys,
                 self.step,

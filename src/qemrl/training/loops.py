@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.agents.agent import Algorithm
+from qemrl.agents.agent import Agent
 from qemrl.agents.presets import make_agent
 from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
 from qemrl.envs.gym.hosted import hosted_id
@@ -172,7 +172,7 @@ class HostRun:
 
     def params(self, index: int) -> Any:
         """The parameters of one of the seeds."""
-        return self.loops[index].agent.params
+        return self.loops[index].agent_state.params
 
     def evaluate(self, episodes: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns and lengths [seeds, episodes] of evaluation episodes."""
@@ -275,8 +275,8 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> Learned | Non
     found = checkpoint.load_latest(folder, lambda name: path_of(name) is not None)
     if found is None:
         return None
-    algorithm = make_agent(config.agent, spec)
-    template = jax.eval_shape(algorithm.init, jax.eval_shape(lambda: jax.random.key(0))).params
+    agent = make_agent(config.agent, spec)
+    template = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0))).params
     arrays = {str(path_of(name)): array for name, array in found.arrays.items()}
     params = []
     for index in range(config.num_seeds):
@@ -293,9 +293,9 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> Learned | Non
 class Player:
     """Evaluation episodes of a run's agent, without a loop: there is no replay and nothing is learned."""
 
-    def __init__(self, config: RunConfig, algorithm: Algorithm) -> None:
-        self.config, self.algorithm = config, algorithm
-        self.act = make_act(algorithm, evaluating=True)
+    def __init__(self, config: RunConfig, agent: Agent) -> None:
+        self.config, self.agent = config, agent
+        self.act = make_act(agent, evaluating=True)
         self._play = jax.jit(self._play_compiled, static_argnames="episodes")
 
     def play(self, params: Any, seed: int, step: int, episodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -306,7 +306,7 @@ class Player:
             return np.asarray(returns), np.asarray(lengths)
         envs = evaluation_envs(self.config, episodes)
         try:
-            return play_hosted(self.act, self.algorithm.start(episodes), params, envs, keys, step)
+            return play_hosted(self.act, self.agent.init_actor(episodes), params, envs, keys, step)
         finally:
             envs.close()
 
@@ -314,11 +314,11 @@ class Player:
         self, params: Any, seed: int, step: int, envs: HostEnvs, watch: Callable[[HostEnvs], bool]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return and length of an episode in each of `envs`, before each step of which `watch` is called."""
-        start = self.algorithm.start(envs.num_envs)
+        start = self.agent.init_actor(envs.num_envs)
         return play_hosted(self.act, start, params, envs, Keys.of(seed), step, watch)
 
     def _play_compiled(self, keys: Keys, params: Any, step: Any, episodes: int) -> tuple[Any, Any]:
-        return play_compiled(self.algorithm, make_compiled(self.config.env), keys, params, step, episodes)
+        return play_compiled(self.agent, make_compiled(self.config.env), keys, params, step, episodes)
 
 
 def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:

@@ -18,7 +18,7 @@ class Keys(NamedTuple):
     """The first weights."""
 
     act: Key
-    """Folded with the number of vector steps: levels, noise and exploration in acting."""
+    """Folded with the number of vector steps: levels, noise and exploration in actor."""
 
     update: Key
     """Folded with the number of updates: levels and noise in learning."""

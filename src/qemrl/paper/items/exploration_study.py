@@ -76,7 +76,7 @@ def _goes(states: Int[np.ndarray, " path"], count: int, actions: np.ndarray) -> 
 
     def solved(loop: CompiledLoop, records: list[dict[str, Any]]) -> Bool[np.ndarray, " seeds"]:
         del records
-        q = _over_seeds(loop.algorithm.q)(loop.state.agent.params, jnp.asarray(seen))
+        q = _over_seeds(loop.agent.q_values)(loop.state.agent.params, jnp.asarray(seen))
         return (np.asarray(q).argmax(-1) == actions).all(-1)
 
     return solved

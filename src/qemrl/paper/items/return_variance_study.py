@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from qemrl.agents.agent import Algorithm
+from qemrl.agents.agent import Agent
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.envs.jax.compiled import CompiledEnv, make_compiled
@@ -95,14 +95,14 @@ def learned_quantiles(
 class Player(NamedTuple):
     """An agent that plays greedily."""
 
-    algorithm: Algorithm
+    agent: Agent
     params: Any
     env: CompiledEnv
     discount: float
 
     def act(self, observations: Array) -> Int[Array, " games"]:
         """The greedy actions."""
-        return self.algorithm.decide(self.params, observations, None, None)
+        return self.agent.greedy_action(self.params, observations, None, None)
 
 
 def agent_run(env: str, steps: int, seed: int) -> RunConfig:
@@ -120,14 +120,14 @@ def train(config: RunConfig, learns: bool, tick: Ticks) -> Player:
     """The agent of a run after its training, or before it."""
     env = make_compiled(config.env)
     if not learns:
-        algorithm = make_agent(config.agent, env.spec)
-        return Player(algorithm, jax.jit(algorithm.init)(Keys.of(config.seed).init).params, env, config.agent.discount)
+        agent = make_agent(config.agent, env.spec)
+        return Player(agent, jax.jit(agent.init)(Keys.of(config.seed).init).params, env, config.agent.discount)
     run = make_loop(config)
     assert isinstance(run, CompiledRun)
     while run.step < config.whole_steps:
         run.advance(config.next_record(run.step), False, lambda: False)
         tick(run.step / config.whole_steps)
-    return Player(run.loop.algorithm, run.params(0), env, config.agent.discount)
+    return Player(run.loop.agent, run.params(0), env, config.agent.discount)
 
 
 class Places(NamedTuple):
@@ -228,7 +228,7 @@ def sample_greedy_returns(
 
 def greedy_quantiles(player: Player, observations: Array) -> Float[np.ndarray, "places n"]:
     """The quantiles of the greedy action."""
-    ask = jax.jit(lambda seen: player.algorithm.distribution(player.params, seen, player.act(seen)).values)
+    ask = jax.jit(lambda seen: player.agent.predict_distribution(player.params, seen, player.act(seen)).values)
     return np.asarray(ask(observations)[:, 0, 0], np.float64)
 
 

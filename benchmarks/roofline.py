@@ -24,7 +24,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from qemrl.agents.value import Network
 from qemrl.networks.layers import Convolution, Linear
-from qemrl.networks.streams import ActionStreams
+from qemrl.networks.heads import ActionStreams
 from qemrl.types import EnvSpec
 
 SIZE = 2048

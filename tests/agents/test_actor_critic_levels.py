@@ -46,15 +46,15 @@ class NotedDraws(Steady):
 class NotedLevels(ImplicitQuantiles):
     """A representation that notes its levels and their probabilities [batch, n]."""
 
-    def evaluate(self, head, features, purpose, key):
-        dist = super().evaluate(head, features, purpose, key)
+    def predict(self, head, features, purpose, key):
+        dist = super().predict(head, features, purpose, key)
         assert dist.probs is not None
         note(purpose, dist.levels[:, 0, 0], dist.probs[:, 0, 0])
         return dist
 
     def loss(self, head, features, actions, target, key):
         # `loss` and `evaluate` draw as many levels from a key in the same way.
-        drawn = super().evaluate(head, features, "target", key)
+        drawn = super().predict(head, features, "target", key)
         assert drawn.probs is not None
         note("loss", drawn.levels[:, 0, 0], drawn.probs[:, 0, 0])
         return super().loss(head, features, actions, target, key)

@@ -229,15 +229,15 @@ def test_levels_of_the_greedy_action_the_target_and_the_loss_are_three_draws_for
 
     @dataclass(frozen=True)
     class Noted(ImplicitQuantiles):
-        def evaluate(self, head, features, purpose, key):
-            dist = super().evaluate(head, features, purpose, key)
+        def predict(self, head, features, purpose, key):
+            dist = super().predict(head, features, purpose, key)
             seen[purpose] = np.asarray(dist.levels)
             return dist
 
         def loss(self, head, features, actions, target, key):
             del actions, target
             # `loss` and `evaluate` draw as many levels from a key in the same way.
-            seen["loss"] = np.asarray(super().evaluate(head, features, "target", key).levels)
+            seen["loss"] = np.asarray(super().predict(head, features, "target", key).levels)
             raise Enough
 
     agent = make_value_agent(replace(PLAIN, representation=Noted(4, 4, 4, num_cosines=2)), SPEC)

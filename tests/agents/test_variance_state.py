@@ -16,7 +16,7 @@ from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.variance_state import GRID, MOMENTS_EVERY, evidence_of, needs_of
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
-from qemrl.distributional.residuals import residuals
+from qemrl.distributional.losses import quantile_innovations
 from qemrl.estimators import (
     QEM,
     CountedVariance,
@@ -63,7 +63,7 @@ def learned(config: ValueConfig, updates: int) -> tuple[Agent, AgentState, list[
 def curves(config: ValueConfig, network: Any, observation: Any) -> Array:
     """The quantiles [batch, members, actions, n] at report's levels."""
     representation = config.representation
-    return representation.evaluate(network.head, network.torso(jnp.asarray(observation)), "report", None).values
+    return representation.predict(network.head, network.torso(jnp.asarray(observation)), "report", None).values
 
 
 def qem_of(config: AgentConfig) -> QEM:
@@ -156,7 +156,7 @@ def test_moments_are_those_of_the_looks(full: bool):
             best = np.asarray(qem_of(config).mean(following, midpoints(8), None, known)).argmax(-1)
             goal = batch.reward[:, None] + batch.discount[:, None] * np.asarray(following)[np.arange(16), best]
             rows = jnp.asarray(own[np.arange(16), batch.action])
-            found = residuals(rows, jnp.asarray(midpoints(8), jnp.float32), jnp.asarray(goal, jnp.float32))
+            found = quantile_innovations(rows, jnp.asarray(midpoints(8), jnp.float32), jnp.asarray(goal, jnp.float32))
             moves = np.asarray(found.innovations)
             products = moves.T @ moves / 16 if full else (moves**2).mean(0)
             looks.append((products, np.asarray(found.curvature).mean(0)))
@@ -209,7 +209,7 @@ def test_snapshots_are_the_last_target_networks(preset: str):
     representation = config.representation
 
     def evaluate(network: Any) -> Any:
-        return representation.evaluate(network.head, network.torso(seen), "target", jax.random.key(1))
+        return representation.predict(network.head, network.torso(seen), "target", jax.random.key(1))
 
     found, parts = config.averaging.curves(state.target, evaluate), [evaluate(network) for network in networks]
     np.testing.assert_allclose(found.values, np.mean([part.values for part in parts], axis=0), atol=1e-5)

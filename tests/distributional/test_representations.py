@@ -19,7 +19,7 @@ from qemrl.distributional.representations import (
 )
 from qemrl.estimators import QEM
 from qemrl.networks.layers import Linear
-from qemrl.networks.streams import ActionStreams, StreamConfig
+from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.types import ReturnDist
 
 KEY = jax.random.key(0)
@@ -73,8 +73,8 @@ def make_streams(features: int, outputs: int, key) -> ActionStreams:
     ids=lambda value: type(value).__name__,
 )
 def test_distributions_are_batch_members_actions_values(representation, counts, purpose):
-    head = representation.head(make_streams, 7, KEY)
-    dist = jax.jit(lambda: representation.evaluate(head, jnp.ones((2, 7)), purpose, jax.random.key(1)))()
+    head = representation.make_head(make_streams, 7, KEY)
+    dist = jax.jit(lambda: representation.predict(head, jnp.ones((2, 7)), purpose, jax.random.key(1)))()
     count = counts[["act", "target", "report"].index(purpose)]
     assert dist.values.shape == (2, 1, 3, count)
     assert dist.levels.shape[-1] == count
@@ -95,7 +95,7 @@ def test_a_scalar_loses_the_huber_loss_of_its_error():
 def test_categories_have_softmax_probabilities_and_levels_in_the_middle_of_their_mass():
     representation = Categorical(3, -1.0, 1.0)
     head = fixed_head([np.log([1.0, 2.0, 1.0])])
-    dist = representation.evaluate(head, ONE, "act", None)
+    dist = representation.predict(head, ONE, "act", None)
     assert dist.probs is not None
     np.testing.assert_allclose(dist.values[0, 0, 0], [-1, 0, 1])
     np.testing.assert_allclose(dist.probs[0, 0, 0], [0.25, 0.5, 0.25], rtol=1e-6)
@@ -171,8 +171,8 @@ def test_levels_are_drawn_anew_for_each_row_and_each_purpose():
     def levels(key):
         acting, goal = jax.random.split(key)
         return (
-            representation.evaluate(head, features, "act", acting).levels,
-            representation.evaluate(head, features, "target", goal).levels,
+            representation.predict(head, features, "act", acting).levels,
+            representation.predict(head, features, "target", goal).levels,
         )
 
     act, goal = levels(jax.random.key(4))
@@ -194,7 +194,7 @@ def test_one_set_of_levels_for_all_rows_gives_what_equal_sets_give(config):
     np.testing.assert_allclose(head(features, levels, KEY), head(features, rows, KEY), rtol=1e-5, atol=1e-6)
 
     def spread(head, features, levels):
-        values = head.of_actions(features, levels, actions, KEY)
+        values = head.select_values(features, levels, actions, KEY)
         return jnp.sum(jnp.square(values) * jnp.arange(1, 7, dtype=jnp.float32)[None, :]), values
 
     both = [jax.grad(spread, argnums=(0, 1), has_aux=True)(head, features, each) for each in (levels, rows)]
@@ -215,7 +215,7 @@ def test_a_batch_may_share_its_levels(sampler):
     head, features = implicit_head([1.0]), jnp.array([[1.0], [2.0], [3.0]])
     purposes: list[tuple[Purpose, int]] = [("act", 4), ("target", 5)]
     for purpose, count in purposes:
-        dist = representation.evaluate(head, features, purpose, KEY)
+        dist = representation.predict(head, features, purpose, KEY)
         assert dist.levels.shape == (1, 1, 1, count)
         assert dist.values.shape == (3, 1, 1, count)
         expected = np.array([[1.0], [2.0], [3.0]]) * (10 + np.cos(np.pi * np.asarray(dist.levels[0, 0])))
@@ -232,7 +232,7 @@ def test_a_batch_may_share_its_levels(sampler):
 
 def test_values_stand_at_the_levels_that_come_with_them():
     """θ(τ) = 10 + cos(π τ) can be read backwards."""
-    dist = ImplicitQuantiles(6, 6, 6, num_cosines=1).evaluate(implicit_head([1.0]), jnp.ones((3, 1)), "act", KEY)
+    dist = ImplicitQuantiles(6, 6, 6, num_cosines=1).predict(implicit_head([1.0]), jnp.ones((3, 1)), "act", KEY)
     np.testing.assert_allclose(dist.values[:, 0, 0], 10 + np.cos(np.pi * dist.levels[:, 0, 0]), rtol=1e-5)
 
 
@@ -240,7 +240,7 @@ def test_values_stand_at_the_levels_that_come_with_them():
 def test_acting_levels_come_from_the_sampler_that_was_asked_for(sampler):
     representation = ImplicitQuantiles(8, 8, 8, acting_levels=sampler, num_cosines=1)
     features = jnp.ones((200, 1))
-    dist = representation.evaluate(implicit_head([1.0]), features, "act", KEY)
+    dist = representation.predict(implicit_head([1.0]), features, "act", KEY)
     levels = np.broadcast_to(dist.levels, (200, 1, 1, 8))[:, 0, 0]
     parts = (levels * 8).astype(int)
     in_order = (parts == np.arange(8)).all()
@@ -250,13 +250,13 @@ def test_acting_levels_come_from_the_sampler_that_was_asked_for(sampler):
         np.testing.assert_allclose(levels[0], (np.arange(8) + 0.5) / 8)
     else:
         assert abs(levels.mean() - 0.5) < 0.03
-    assert isinstance(representation.evaluate(implicit_head([1.0]), features, "target", KEY).levels, jax.Array)
+    assert isinstance(representation.predict(implicit_head([1.0]), features, "target", KEY).levels, jax.Array)
 
 
 def test_reports_and_acting_without_a_key_use_midpoints():
     representation = ImplicitQuantiles(4, 5, 6, num_cosines=1)
-    reported = representation.evaluate(implicit_head([1.0]), ONE, "report", KEY).levels
-    acting = representation.evaluate(implicit_head([1.0]), ONE, "act", None).levels
+    reported = representation.predict(implicit_head([1.0]), ONE, "report", KEY).levels
+    acting = representation.predict(implicit_head([1.0]), ONE, "act", None).levels
     np.testing.assert_allclose(reported, (np.arange(4) + 0.5) / 4)
     np.testing.assert_allclose(acting, (np.arange(6) + 0.5) / 6)
 

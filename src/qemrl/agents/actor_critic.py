@@ -1,5 +1,7 @@
-"""The whole SAC family as one function of its parts: representation × estimator × ensemble × policy × temperature."""
+"""The SAC family: representation × estimator × ensemble × policy × temperature."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,24 +12,21 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
-from qemrl.agents.agent import NEVER, Agent, AgentState, Update, View
-from qemrl.agents.estimates import distribution_metrics, estimate
+from qemrl.agents.agent import NEVER, AgentState, Update, View
 from qemrl.agents.names import VALUE_AGENTS
-from qemrl.agents.optimizer import apply_gradient, begin
-from qemrl.agents.policies import AutomaticTemperature, FixedTemperature, TanhGaussian
+from qemrl.agents.optimizer import apply_gradient, init_optimizer
+from qemrl.agents.q_estimator import Prediction, QEstimator
 from qemrl.agents.target_networks import polyak_update
-from qemrl.agents.variance_state import VarianceState, at_step, evidence_of, look, needs_of
-from qemrl.agents.variance_state import begin as init_variance_state
 from qemrl.distributional.bellman import backup
 from qemrl.distributional.representations import Purpose
 from qemrl.estimators import Statistic
 from qemrl.networks.actor_critic import CriticTorso, PolicyNetwork
+from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Key
-from qemrl.networks.streams import ActionStreams, StreamConfig
 from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 CANDIDATES = 64
-"""How many actions, the policy's mode among them, are compared where a risk measure decides at acting time."""
+"""How many actions, the policy's mode among them, are compared where a risk measure chooses between them."""
 
 
 class Critic(eqx.Module):
@@ -38,19 +37,19 @@ class Critic(eqx.Module):
 
 
 class ActorCritic(eqx.Module):
-    """All that acts and judges."""
+    """The parameters: policy, critics, and what is learned beside them."""
 
     policy: PolicyNetwork
     critics: tuple[Critic, ...]
     log_temperature: Float[Array, ""] | None
     """None where the temperature is fixed."""
 
-    variance_state: VarianceState | None = None
-    """What V is estimated from, where it is."""
+    estimator: Any = None
+    """The state of the estimator of Q; None for those without."""
 
 
 class Learning(NamedTuple):
-    """What only learning needs."""
+    """What only learning needs: target networks, which move with every update, and the states of the optimizers."""
 
     target_critics: tuple[Critic, ...]
     target_policy: PolicyNetwork | None
@@ -72,217 +71,259 @@ def from_box(box: ActionBox, action: Float[Array, "batch ..."]) -> Float[Array, 
     return (action.reshape(action.shape[0], -1) - low) * (2 / (high - low)) - 1
 
 
-def make_actor_critic_agent(config: ActorCriticConfig, spec: EnvSpec) -> Agent:
-    """An agent for environments with continuous actions."""
-    if spec.box is None:
-        raise UnsupportedEnvironment(
-            f"{spec.id} has {spec.num_actions} actions to choose from; actor-critic agents need continuous ones. "
-            f"The value presets are for such environments: {', '.join(VALUE_AGENTS)}"
-        )
-    box, representation, estimator, policy = spec.box, config.representation, config.estimator, config.policy
-    network, ensemble, components, needs = config.network, config.ensemble, len(box.low), needs_of(estimator)
-    usual = config.optimizer.make()
-    critic_optimizer = representation.optimizer(usual)
-    streams = StreamConfig(network.critic_hidden, dueling=False, noisy=False, layer_norm=network.layer_norm)
+@dataclass(frozen=True)
+class ActorCriticAgent:
+    """SAC and its family: critics that hold return distributions, and a policy that climbs the Q read from them."""
 
-    def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
-        return ActionStreams(streams, features, 1, outputs, key)
+    config: ActorCriticConfig
+    spec: EnvSpec
 
-    def make_critic(key: Key) -> Critic:
-        torso_key, head_key = jax.random.split(key)
-        torso = CriticTorso(network.torso, network.critic_widths, network.layer_norm, spec, torso_key)
-        observation = jax.ShapeDtypeStruct((1, *spec.observation_shape), jnp.dtype(spec.observation_dtype))
-        features = jax.eval_shape(torso, observation, jax.ShapeDtypeStruct((1, components), jnp.float32))
-        return Critic(torso, representation.head(make_streams, features.shape[-1], head_key))
+    def __post_init__(self) -> None:
+        if self.spec.box is None:
+            raise UnsupportedEnvironment(
+                f"{self.spec.id} has {self.spec.num_actions} actions to choose from; actor-critic agents need "
+                f"continuous ones. The value presets are for such environments: {', '.join(VALUE_AGENTS)}"
+            )
 
-    def init(key: Key) -> AgentState:
-        policy_key, *critic_keys = jax.random.split(key, 1 + ensemble.size)
-        outputs = policy.outputs(components)
-        actor = PolicyNetwork(network.torso, network.policy_widths, outputs, spec, policy_key)
-        critics = tuple(make_critic(critic_key) for critic_key in critic_keys)
-        log_temperature = (
-            jnp.log(jnp.float32(config.temperature.initial))
-            if isinstance(config.temperature, AutomaticTemperature)
-            else None
-        )
+    target_update_every = NEVER
+
+    @property
+    def box(self) -> ActionBox:
+        """Where actions lie."""
+        assert self.spec.box is not None
+        return self.spec.box
+
+    @property
+    def num_components(self) -> int:
+        """How many numbers an action is."""
+        return len(self.box.low)
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer of the policy and of a temperature that is learned."""
+        return self.config.optimizer.make()
+
+    @cached_property
+    def critic_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer of the critics."""
+        return self.config.representation.optimizer(self.optimizer)
+
+    @property
+    def estimate_q(self) -> QEstimator:
+        """From return distributions to Q."""
+        return QEstimator(self.config.estimator, self.config.representation)
+
+    def init(self, key: Key) -> AgentState:
+        """A fresh policy and critics, with their target networks and optimizers."""
+        config = self.config
+        policy_key, *critic_keys = jax.random.split(key, 1 + config.ensemble.size)
+        outputs = config.policy.num_outputs(self.num_components)
+        policy = PolicyNetwork(config.network.torso, config.network.policy_widths, outputs, self.spec, policy_key)
+        critics = tuple(self._make_critic(critic_key) for critic_key in critic_keys)
+        log_temperature = config.temperature.init()
         learning = Learning(
             jax.tree.map(jnp.copy, critics),
-            jax.tree.map(jnp.copy, actor) if config.target_policy else None,
-            begin(critic_optimizer, critics),
-            begin(usual, actor),
-            begin(usual, log_temperature),
+            jax.tree.map(jnp.copy, policy) if config.target_policy else None,
+            init_optimizer(self.critic_optimizer, critics),
+            init_optimizer(self.optimizer, policy),
+            init_optimizer(self.optimizer, log_temperature),
         )
-        variance_state = init_variance_state(estimator, representation, spec, None)
-        return AgentState(ActorCritic(actor, critics, log_temperature, variance_state), learning, ())
+        estimator = self.estimate_q.init(self.spec, critics)
+        return AgentState(ActorCritic(policy, critics, log_temperature, estimator), learning, ())
+
+    def _make_critic(self, key: Key) -> Critic:
+        torso_key, head_key = jax.random.split(key)
+        network, spec = self.config.network, self.spec
+        torso = CriticTorso(network.torso, network.critic_widths, network.layer_norm, spec, torso_key)
+        observation = jax.ShapeDtypeStruct((1, *spec.observation_shape), jnp.dtype(spec.observation_dtype))
+        features = jax.eval_shape(torso, observation, jax.ShapeDtypeStruct((1, self.num_components), jnp.float32))
+        return Critic(torso, self.config.representation.make_head(self._make_streams, features.shape[-1], head_key))
+
+    def _make_streams(self, features: int, outputs: int, key: Key) -> ActionStreams:
+        network = self.config.network
+        streams = StreamConfig(network.critic_hidden, dueling=False, noisy=False, layer_norm=network.layer_norm)
+        return ActionStreams(streams, features, 1, outputs, key)
+
+    # Acting
+
+    def init_actor(self, num_envs: int) -> tuple[()]:
+        """No state: the policy explores by itself."""
+        del num_envs
+        return ()
 
     def act(
-        params: ActorCritic, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
+        self, params: ActorCritic, actor: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
     ) -> tuple[Float[Array, "envs ..."], Any]:
-        outputs = params.policy(view.observation)
+        """Uniform actions at first, then those that the policy explores with; in evaluation its mode."""
+        policy, outputs = self.config.policy, params.policy(view.observation)
         if evaluating:
-            return to_box(box, policy.mode(outputs)), acting
+            return to_box(self.box, policy.mode(outputs)), actor
         policy_key, random_key = jax.random.split(key)
-        random = jax.random.uniform(random_key, (outputs.shape[0], components), jnp.float32, -1, 1)
-        action = jnp.where(step < config.random_steps, random, policy.explore(outputs, policy_key))
-        return to_box(box, action), acting
+        random = jax.random.uniform(random_key, (outputs.shape[0], self.num_components), jnp.float32, -1, 1)
+        action = jnp.where(step < self.config.random_steps, random, policy.explore(outputs, policy_key))
+        return to_box(self.box, action), actor
 
-    def judged(
-        critics: tuple[Critic, ...], observation: Any, action: Array, purpose: Purpose, key: Key | None
+    def intrinsic_reward(self, actor: Any) -> None:
+        """None: nothing is added to rewards."""
+        del actor
+
+    # Learning
+
+    def update(
+        self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]
+    ) -> tuple[ActorCritic, Learning, Update]:
+        """A gradient step of the critics, and where it is due one of the policy and of the temperature."""
+        target_key, critic_key, policy_key = jax.random.split(key, 3)
+        before, learning = state.params, state.optimizer
+        target = self.bellman_target(state, batch, target_key)
+        gradients = jax.value_and_grad(self.critic_loss, has_aux=True)
+        (loss, losses), gradient = gradients(before.critics, batch, target, critic_key)
+        critics, optimizer = apply_gradient(
+            self.critic_optimizer, gradient, learning.critic_optimizer, before.critics
+        )
+
+        def predict() -> tuple[ReturnDist, ReturnDist]:
+            action, level_key = from_box(self.box, batch.action), jax.random.fold_in(critic_key, 1)
+            dist = self.predict(before.critics, batch.observation, action, "target", level_key)
+            shape = (*dist.values.shape[:2], target.values.shape[-1])
+            return dist, target._replace(values=jnp.broadcast_to(target.values, shape))
+
+        step = self.config.learning_starts + updates.astype(jnp.float32) * self.config.update_every
+        estimator = self.estimate_q.update(before.estimator, batch, critics, updates, step, predict)
+        params = ActorCritic(before.policy, critics, before.log_temperature, estimator)
+        learning = learning._replace(critic_optimizer=optimizer)
+        every = self.config.policy_every
+        if every == 1:
+            policy, log_temperature, learning = self.improve_policy(params, learning, batch, policy_key)
+        else:
+            policy, log_temperature, learning = jax.lax.cond(
+                (updates + 1) % every == 0,
+                lambda: self.improve_policy(params, learning, batch, policy_key),
+                lambda: (params.policy, params.log_temperature, learning),
+            )
+        return ActorCritic(policy, critics, log_temperature, estimator), learning, Update(loss, jnp.sqrt(losses))
+
+    def bellman_target(self, state: AgentState, batch: Batch, key: Key) -> ReturnDist:
+        """Reward + discount · (return by the ensemble of target critics − α log π) [batch, 1, m]."""
+        action_key, level_key = jax.random.split(key)
+        params, learning = state.params, state.optimizer
+        policy = params.policy if learning.target_policy is None else learning.target_policy
+        choice = self.config.policy.follow(policy(batch.next_observation), action_key)
+        dist = self.predict(learning.target_critics, batch.next_observation, choice.action, "target", level_key)
+        pooled = self.config.ensemble.target(dist, self.estimate_q(Prediction(dist), params.estimator))
+        entropy = -self.config.temperature.value_at(params.log_temperature) * choice.log_prob
+        soft = pooled._replace(values=pooled.values + entropy[:, None, None])
+        return jax.lax.stop_gradient(backup(soft, batch.reward, batch.discount))
+
+    def critic_loss(
+        self, critics: tuple[Critic, ...], batch: Batch, target: ReturnDist, key: Key
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        """The sum over the members, each of which learns from the same target."""
+        action, first = from_box(self.box, batch.action), jnp.zeros(batch.reward.shape, jnp.int32)
+        losses = [
+            self.config.representation.loss(critic.head, critic.torso(batch.observation, action), first, target, key)
+            for critic in critics
+        ]
+        total = jnp.sum(jnp.concatenate(losses, axis=1), axis=1)
+        return jnp.mean(batch.weight * total), total
+
+    def policy_loss(
+        self, policy: PolicyNetwork, params: ActorCritic, alpha: Float[Array, ""], batch: Batch, key: Key
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        """The mean of α log π − Q, and log π."""
+        action_key, level_key = jax.random.split(key)
+        choice = self.config.policy.sample(policy(batch.observation), action_key)
+        dist = self.predict(params.critics, batch.observation, choice.action, "act", level_key)
+        q = self.config.ensemble.value(self.estimate_q(Prediction(dist), params.estimator))
+        return jnp.mean(batch.weight * (alpha * choice.log_prob - q)), choice.log_prob
+
+    def improve_policy(
+        self, params: ActorCritic, learning: Learning, batch: Batch, key: Key
+    ) -> tuple[PolicyNetwork, Float[Array, ""] | None, Learning]:
+        """The policy and the temperature after a step each, and target networks that have moved."""
+        config = self.config
+        alpha = config.temperature.value_at(params.log_temperature)
+        gradient, log_prob = jax.grad(self.policy_loss, has_aux=True)(params.policy, params, alpha, batch, key)
+        policy, policy_optimizer = apply_gradient(self.optimizer, gradient, learning.policy_optimizer, params.policy)
+        log_temperature, temperature_optimizer = params.log_temperature, learning.temperature_optimizer
+        if log_temperature is not None:
+            gradient = config.temperature.gradient(log_prob, self.num_components)
+            log_temperature, temperature_optimizer = apply_gradient(
+                self.optimizer, gradient, temperature_optimizer, log_temperature
+            )
+        target = learning.target_policy
+        learning = learning._replace(
+            target_critics=polyak_update(learning.target_critics, params.critics, config.polyak),
+            target_policy=None if target is None else polyak_update(target, policy, config.polyak),
+            policy_optimizer=policy_optimizer,
+            temperature_optimizer=temperature_optimizer,
+        )
+        return policy, log_temperature, learning
+
+    def refresh_target(self, state: AgentState) -> tuple[()]:
+        """Nothing: target networks move with every update."""
+        del state
+        return ()
+
+    # Predictions
+
+    def predict(
+        self, critics: tuple[Critic, ...], observation: Any, action: Array, purpose: Purpose, key: Key | None
     ) -> ReturnDist:
-        """The members' return distributions [batch, members, n], all at the same levels."""
-        dists = [representation.evaluate(each.head, each.torso(observation, action), purpose, key) for each in critics]
+        """The critics' return distributions [batch, members, n], all at the same levels."""
+        representation = self.config.representation
+        dists = [
+            representation.predict(critic.head, critic.torso(observation, action), purpose, key) for critic in critics
+        ]
         values = jnp.concatenate([dist.values[:, :, 0] for dist in dists], axis=1)
         levels, probs = dists[0].levels, dists[0].probs
         return ReturnDist(
             values, levels if levels.ndim == 1 else levels[:, :, 0], None if probs is None else probs[:, :, 0]
         )
 
-    def temperature(log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
-        if log_temperature is not None:
-            return jnp.exp(log_temperature)
-        assert isinstance(config.temperature, FixedTemperature)
-        return jnp.float32(config.temperature.value)
-
-    def target_of(state: AgentState, batch: Batch, key: Key) -> ReturnDist:
-        """The Bellman target [batch, 1, m]: reward + discount · (value of the members together − α log π)."""
-        action_key, target_key = jax.random.split(key)
-        actor = state.params.policy if state.optimizer.target_policy is None else state.optimizer.target_policy
-        choice = policy.follow(actor(batch.next_observation), action_key)
-        critics = state.optimizer.target_critics
-        dist = judged(critics, batch.next_observation, choice.action, "target", target_key)
-        together = ensemble.target(
-            dist, estimate(estimator, dist, evidence_of(state.params.variance_state, dist, needs))
-        )
-        entropy = -temperature(state.params.log_temperature) * choice.log_prob
-        soft = together._replace(values=together.values + entropy[:, None, None])
-        return jax.lax.stop_gradient(backup(soft, batch.reward, batch.discount))
-
-    def critic_loss(
-        critics: tuple[Critic, ...], batch: Batch, goal: ReturnDist, key: Key
-    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
-        """The sum over the members, each of which learns from the same target."""
-        action, only = from_box(box, batch.action), jnp.zeros(batch.reward.shape, jnp.int32)
-        losses = [
-            representation.loss(each.head, each.torso(batch.observation, action), only, goal, key) for each in critics
-        ]
-        total = jnp.sum(jnp.concatenate(losses, axis=1), axis=1)
-        return jnp.mean(batch.weight * total), total
-
-    def policy_loss(
-        actor: PolicyNetwork, params: ActorCritic, alpha: Float[Array, ""], batch: Batch, key: Key
-    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
-        """The mean of α log π − Q, and log π."""
-        action_key, level_key = jax.random.split(key)
-        choice = policy.sample(actor(batch.observation), action_key)
-        dist = judged(params.critics, batch.observation, choice.action, "act", level_key)
-        # V is given: the policy climbs the estimate, and not the evidence.
-        variance_inputs = jax.lax.stop_gradient(evidence_of(params.variance_state, dist, needs))
-        q = estimate(estimator, dist, variance_inputs)
-        return jnp.mean(batch.weight * (alpha * choice.log_prob - ensemble.value(q))), choice.log_prob
-
-    def improve(
-        params: ActorCritic, learning: Learning, batch: Batch, key: Key
-    ) -> tuple[PolicyNetwork, Float[Array, ""] | None, Learning]:
-        """The policy and the temperature after a step each, and target networks that have moved."""
-        alpha = temperature(params.log_temperature)
-        gradient, log_prob = jax.grad(policy_loss, has_aux=True)(params.policy, params, alpha, batch, key)
-        actor, policy_optimizer = apply_gradient(usual, gradient, learning.policy_optimizer, params.policy)
-        log_temperature, temperature_optimizer = params.log_temperature, learning.temperature_optimizer
-        if isinstance(config.temperature, AutomaticTemperature):
-            wanted = config.temperature.target_entropy
-            excess = jnp.mean(log_prob) + (-float(components) if wanted is None else wanted)
-            # The gradient of −log α · (log π + target), which does not vanish where α is small.
-            log_temperature, temperature_optimizer = apply_gradient(
-                usual, -excess, temperature_optimizer, log_temperature
-            )
-        slow = learning.target_policy
-        return (
-            actor,
-            log_temperature,
-            learning._replace(
-                target_critics=polyak_update(learning.target_critics, params.critics, config.polyak),
-                target_policy=None if slow is None else polyak_update(slow, actor, config.polyak),
-                policy_optimizer=policy_optimizer,
-                temperature_optimizer=temperature_optimizer,
-            ),
-        )
-
-    def update(
-        state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
-    ) -> tuple[ActorCritic, Learning, Update]:
-        target_key, critic_key, policy_key = jax.random.split(key, 3)
-        params, learning = state.params, state.optimizer
-        goal = target_of(state, batch, target_key)
-        gradients = jax.value_and_grad(critic_loss, has_aux=True)
-        (loss, losses), gradient = gradients(params.critics, batch, goal, critic_key)
-        critics, optimizer = apply_gradient(critic_optimizer, gradient, learning.critic_optimizer, params.critics)
-        variance_state = learned(params, batch, goal, critic_key, number)
-        params = ActorCritic(params.policy, critics, params.log_temperature, variance_state)
-        learning = learning._replace(critic_optimizer=optimizer)
-        if config.policy_every == 1:
-            actor, log_temperature, learning = improve(params, learning, batch, policy_key)
+    def predict_distribution(
+        self, params: ActorCritic, observation: Any, actions: Array | None = None
+    ) -> ReturnDist:
+        """That of the action that the policy prefers, or of one that is given for each observation."""
+        if actions is None:
+            action = self.config.policy.mode(params.policy(observation))
         else:
-            actor, log_temperature, learning = jax.lax.cond(
-                (number + 1) % config.policy_every == 0,
-                lambda: improve(params, learning, batch, policy_key),
-                lambda: (params.policy, params.log_temperature, learning),
-            )
-        return ActorCritic(actor, critics, log_temperature, variance_state), learning, Update(loss, jnp.sqrt(losses))
-
-    def learned(
-        params: ActorCritic, batch: Batch, goal: ReturnDist, key: Key, number: Int[Array, ""]
-    ) -> VarianceState | None:
-        """What is remembered after an update."""
-        variance_state = params.variance_state
-        if variance_state is None:
-            return None
-
-        def predict() -> tuple[ReturnDist, ReturnDist]:
-            action = from_box(box, batch.action)
-            dist = judged(params.critics, batch.observation, action, "target", jax.random.fold_in(key, 1))
-            shape = (*dist.values.shape[:2], goal.values.shape[-1])
-            return dist, goal._replace(values=jnp.broadcast_to(goal.values, shape))
-
-        variance_state = look(variance_state, estimator, number, getattr(representation, "kappa", 1.0), predict)
-        return at_step(
-            variance_state, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every
-        )
-
-    def distribution(params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
-        action = policy.mode(params.policy(observation)) if actions is None else from_box(box, actions)
-        values, levels, probs = judged(params.critics, observation, action, "report", None)
+            action = from_box(self.box, actions)
+        values, levels, probs = self.predict(params.critics, observation, action, "report", None)
         return ReturnDist(values[:, :, None], levels, probs)
 
-    def q(params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
-        dist = distribution(params, observation)
-        members = estimate(estimator, dist, evidence_of(params.variance_state, dist, needs))[:, :, 0]
-        return ensemble.value(members)[:, None]
+    def q_values(self, params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
+        """Q of the action that the policy prefers."""
+        prediction = Prediction(self.predict_distribution(params, observation))
+        members = self.estimate_q(prediction, params.estimator)[:, :, 0]
+        return self.config.ensemble.value(members)[:, None]
 
-    def decide(params: ActorCritic, observation: Any, mask: None, risk: Statistic | None) -> Float[Array, "batch ..."]:
+    def greedy_action(
+        self, params: ActorCritic, observation: Any, mask: None = None, risk: Statistic | None = None
+    ) -> Float[Array, "batch ..."]:
+        """The policy's mode, or the best by a risk measure of the mode and of draws of the policy."""
         del mask
-        outputs = params.policy(observation)
-        best = policy.mode(outputs)
+        policy, outputs = self.config.policy, params.policy(observation)
+        mode = policy.mode(outputs)
         if risk is None:
-            return to_box(box, best)
-        drawn = jax.vmap(policy.explore, in_axes=(None, 0))(
-            outputs, jax.random.split(jax.random.key(0), CANDIDATES - 1)
-        )
-        candidates = jnp.concatenate([best[None], drawn])
+            return to_box(self.box, mode)
+        keys = jax.random.split(jax.random.key(0), CANDIDATES - 1)
+        draws = jax.vmap(policy.explore, in_axes=(None, 0))(outputs, keys)
+        candidates = jnp.concatenate([mode[None], draws])
 
-        def worth(action: Array) -> Float[Array, " batch"]:
-            dist = judged(params.critics, observation, action, "report", None)
-            return ensemble.value(estimate(risk, dist))
+        def measure(action: Array) -> Float[Array, " batch"]:
+            dist = self.predict(params.critics, observation, action, "report", None)
+            return self.config.ensemble.value(risk.mean(*dist))
 
-        chosen = jnp.argmax(jax.lax.map(worth, candidates), axis=0)
-        return to_box(box, jnp.take_along_axis(candidates, chosen[None, :, None], axis=0)[0])
+        best = jnp.argmax(jax.lax.map(measure, candidates), axis=0)
+        return to_box(self.box, jnp.take_along_axis(candidates, best[None, :, None], axis=0)[0])
 
-    def inspect(params: ActorCritic, observation: Any) -> dict[str, Float[Array, ""]]:
-        dist = distribution(params, observation)
-        numbers = distribution_metrics(estimator, representation, dist, evidence_of(params.variance_state, dist, needs))
-        choice = policy.sample(params.policy(observation), jax.random.key(0))
-        if isinstance(policy, TanhGaussian):
-            numbers["policy/entropy"] = -jnp.mean(choice.log_prob)
-        numbers["policy/temperature"] = temperature(params.log_temperature)
-        return numbers
-
-    return Agent(init, lambda _: (), act, lambda _: None, update, lambda _: (), NEVER, distribution, q, decide, inspect)
+    def metrics(self, params: ActorCritic, observation: Any) -> dict[str, Float[Array, ""]]:
+        """What the return distributions look like, and the policy's entropy and its weight."""
+        prediction = Prediction(self.predict_distribution(params, observation))
+        metrics = self.estimate_q.metrics(prediction, params.estimator)
+        if self.config.policy.has_entropy:
+            choice = self.config.policy.sample(params.policy(observation), jax.random.key(0))
+            metrics["policy/entropy"] = -jnp.mean(choice.log_prob)
+        metrics["policy/temperature"] = self.config.temperature.value_at(params.log_temperature)
+        return metrics

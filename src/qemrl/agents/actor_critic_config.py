@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from qemrl.agents.estimates import check_compatible
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
-from qemrl.agents.variance_state import check_variance_inputs
+from qemrl.agents.q_estimator import check_estimator
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, VaR, Wang
@@ -63,7 +62,7 @@ class ActorCriticConfig:
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
 
     target_policy: bool = False
-    """Whether targets bootstrap from a EMA network of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
+    """Whether targets bootstrap from a slowly moving copy of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
 
     polyak: float = 0.005
     """How far target networks move to the online ones with each update of the policy."""
@@ -97,14 +96,14 @@ class ActorCriticConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
-        check_compatible(self.estimator, self.representation)
-        check_variance_inputs(self.estimator, self.representation, self.ensemble.size, discrete=False)
-        if isinstance(self.ensemble, PooledTruncation) and isinstance(self.representation, Scalar):
-            raise ValueError("PooledTruncation pools atoms, and Scalar has none; use quantiles with it")
-        if isinstance(self.policy, Deterministic) and self.temperature != FixedTemperature(0.0):
+        check_estimator(self.estimator, self.representation, self.ensemble.size, discrete=False)
+        if self.ensemble.pools_atoms and self.representation.content == "mean":
+            ensemble, kind = type(self.ensemble).__name__, type(self.representation).__name__
+            raise ValueError(f"{ensemble} pools atoms, and {kind} has none; use quantiles with it")
+        if not self.policy.has_entropy and self.temperature != FixedTemperature(0.0):
             raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
 
-    def fitted(self, num_envs: int) -> "ActorCriticConfig":
+    def fit_num_envs(self, num_envs: int) -> "ActorCriticConfig":
         """The same for any number of environments."""
         del num_envs
         return self

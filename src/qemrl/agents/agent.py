@@ -1,7 +1,6 @@
 """What a loop knows of an agent: pure functions, and state that is one pytree of arrays."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Bool, Float, Int
 
@@ -23,14 +22,14 @@ class AgentState(NamedTuple):
     """What only learning needs and updates change, such as the optimizer's state."""
 
     target: Any
-    """What updates need and leave alone, such as a target network; only `refresh` changes it.
+    """What updates need and leave alone, such as a target network; only `refresh_target` changes it.
 
     Kept apart so that loops need not carry it through their updates, which would mean a copy each time.
     """
 
 
 class View(NamedTuple):
-    """What an agent sees in environments side by side."""
+    """What an agent sees in each of its environments."""
 
     observation: Any
     """[envs, ...]."""
@@ -48,44 +47,72 @@ class Update(NamedTuple):
     """How surprising each transition was, for prioritized replay."""
 
 
-class Agent(NamedTuple):
-    """An agent: pure functions that both loops compile, and the loop's settings.
+class Agent(Protocol):
+    """All that a loop knows of an agent: pure functions, which both loops compile.
 
-    Counters are arguments and not part of the state. Seeds that are learned side by side share them, and so a branch
-    on a counter stays a branch when everything else is mapped over seeds.
+    Counters are arguments and not part of the state. Seeds that are learned at once share them, and so a branch on a
+    counter stays a branch when everything else is mapped over seeds.
     """
 
-    init: Callable[[Key], AgentState]
-    init_actor: Callable[[int], Any]
-    """From the number of environments to the state that acting keeps."""
+    @property
+    def target_update_every(self) -> int:
+        """How many updates there are between calls of `refresh_target`."""
+        ...
 
-    act: Callable[[Any, Any, View, Int[Array, ""], Key, bool], tuple[Actions, Any]]
-    """(params, acting state, view, step, key, evaluating) to actions and the acting state."""
+    def init(self, key: Key) -> AgentState:
+        """The state before the first update."""
+        ...
 
-    intrinsic_reward: Callable[[Any], Float[Array, " envs"] | None]
-    """From the acting state to what exploration adds to the rewards that the last actions are learned with, or None."""
+    def init_actor(self, num_envs: int) -> Any:
+        """The state that acting keeps for so many environments."""
+        ...
 
-    update: Callable[[AgentState, Batch, Key, Int[Array, ""]], tuple[Any, Any, Update]]
-    """(state, batch, key, number of updates before) to params and learning after it."""
+    def act(
+        self, params: Any, actor: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
+    ) -> tuple[Actions, Any]:
+        """Actions, and the actor state from here on."""
+        ...
 
-    refresh_target: Callable[[AgentState], Any]
-    """From the state to what is frozen from here on."""
+    def intrinsic_reward(self, actor: Any) -> Float[Array, " envs"] | None:
+        """What exploration adds to the rewards that the last actions are learned with, or None."""
+        ...
 
-    target_update_every: int
-    """How many updates there are between refreshes."""
+    def update(
+        self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]
+    ) -> tuple[Any, Any, Update]:
+        """Params and optimizer after one more update than there were before."""
+        ...
 
-    predict_distribution: Callable[..., ReturnDist]
-    """(params, observations, actions = None) to return distributions [batch, members, actions, n], without randomness.
+    def refresh_target(self, state: AgentState) -> Any:
+        """The target from here on."""
+        ...
 
-    They are those of all actions; of continuous ones, and where actions are given, those of one action, which without
-    a given one is the action that the policy prefers.
-    """
 
-    q_values: Callable[[Any, Any], Float[Array, "batch actions"]]
-    """(params, observations) to the estimates of Q for the same actions, without randomness."""
+class InspectableAgent(Agent, Protocol):
+    """An agent with the questions that people ask; the answers hold no randomness."""
 
-    greedy_action: Callable[[Any, Any, Bool[Array, "batch actions"] | None, Statistic | None], Actions]
-    """(params, observations, mask, risk measure in the place of the estimator) to the best actions, not random."""
+    def predict_distribution(self, params: Any, observation: Any, actions: Any = None) -> ReturnDist:
+        """Return distributions [batch, members, actions, n] of all actions.
 
-    metrics: Callable[[Any, Any], dict[str, Float[Array, ""]]]
-    """(params, observations) to numbers worth logging, by tag."""
+        Of continuous ones, and where actions are given, those of one action, which without a given one is the action
+        that the policy prefers.
+        """
+        ...
+
+    def q_values(self, params: Any, observation: Any) -> Float[Array, "batch actions"]:
+        """The estimates of Q for the same actions."""
+        ...
+
+    def greedy_action(
+        self,
+        params: Any,
+        observation: Any,
+        mask: Bool[Array, "batch actions"] | None = None,
+        risk: Statistic | None = None,
+    ) -> Actions:
+        """The best actions, by a risk measure in the place of the estimator if one is given."""
+        ...
+
+    def metrics(self, params: Any, observation: Any) -> dict[str, Float[Array, ""]]:
+        """Numbers worth logging, by tag."""
+        ...

@@ -37,15 +37,15 @@ class AdamConfig:
         )
 
 
-def begin(optimizer: optax.GradientTransformation, params: Any) -> optax.OptState:
+def init_optimizer(optimizer: optax.GradientTransformation, params: Any) -> optax.OptState:
     """The state of the optimizer before its first step."""
     return optimizer.init(eqx.filter(params, eqx.is_array))
 
 
 def apply_gradient(
-    optimizer: optax.GradientTransformation, gradient: Any, learning: optax.OptState, params: Any
+    optimizer: optax.GradientTransformation, gradient: Any, state: optax.OptState, params: Any
 ) -> tuple[Any, optax.OptState]:
-    """Parameters and the optimizer's state after a step down the gradient."""
+    """Parameters and the state of the optimizer after a step down the gradient."""
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
-        changes, learning = optimizer.update(gradient, learning, params)
-    return eqx.apply_updates(params, changes), learning
+        changes, state = optimizer.update(gradient, state, params)
+    return eqx.apply_updates(params, changes), state

@@ -1,11 +1,11 @@
 """How the outputs of a policy network become continuous actions, all in [−1, 1].
 
 A policy is a frozen record of settings. The agent asks for the action to learn from (`sample`, differentiable), to
-explore with (`explore`), to bootstrap from (`follow`) and to be judged by (`mode`).
+explore with (`explore`), to bootstrap from (`follow`) and to evaluate (`mode`).
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,15 @@ class Choice(NamedTuple):
     log_prob: Float[Array, " batch"]
 
 
-@runtime_checkable
 class Policy(Protocol):
     """What the agent asks of a policy."""
 
-    def outputs(self, components: int) -> int:
+    @property
+    def has_entropy(self) -> bool:
+        """Whether actions have a density, whose entropy can be weighed."""
+        ...
+
+    def num_outputs(self, components: int) -> int:
         """How many outputs of the network an action with so many components takes."""
         ...
 
@@ -50,7 +54,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class TanhGaussian:
+class TanhGaussian(Policy):
     """A normal distribution squashed by tanh, as in SAC."""
 
     low: float = -20.0
@@ -59,11 +63,13 @@ class TanhGaussian:
     high: float = 2.0
     """The most."""
 
+    has_entropy: ClassVar = True
+
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
 
-    def outputs(self, components: int) -> int:
+    def num_outputs(self, components: int) -> int:
         """A mean and a logarithm of the standard deviation for each component."""
         return 2 * components
 
@@ -73,11 +79,11 @@ class TanhGaussian:
         log π(a) = Σ log N(u; μ, σ) − Σ log(1 − tanh² u) with u = μ + σ ε, and log(1 − tanh² u) in the form
         2 (log 2 − u − softplus(−2u)), which neither overflows nor cancels.
         """
-        mean, log_std = self._law(outputs)
+        mean, log_std = self._split(outputs)
         noise = jax.random.normal(key, mean.shape, jnp.float32)
         raw = mean + jnp.exp(log_std) * noise
         density = -0.5 * jnp.square(noise) - log_std - jnp.float32(0.5 * jnp.log(2 * jnp.pi))
-        return Choice(jnp.tanh(raw), jnp.sum(density - log_slope_of_tanh(raw), axis=-1))
+        return Choice(jnp.tanh(raw), jnp.sum(density - log_tanh_slope(raw), axis=-1))
 
     def follow(self, outputs: Outputs, key: Key) -> Choice:
         """The same."""
@@ -89,20 +95,20 @@ class TanhGaussian:
 
     def mode(self, outputs: Outputs) -> Components:
         """Tanh μ."""
-        return jnp.tanh(self._law(outputs)[0])
+        return jnp.tanh(self._split(outputs)[0])
 
-    def _law(self, outputs: Outputs) -> tuple[Components, Components]:
+    def _split(self, outputs: Outputs) -> tuple[Components, Components]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
         return mean, jnp.clip(log_std, self.low, self.high)
 
 
-def log_slope_of_tanh(raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def log_tanh_slope(raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The logarithm of 1 − tanh²(raw), for any raw."""
     return 2 * (jnp.float32(jnp.log(2.0)) - raw - jax.nn.softplus(-2 * raw))
 
 
 @dataclass(frozen=True)
-class Deterministic:
+class Deterministic(Policy):
     """One action, as in TD3: noise is added to explore, and clipped noise to smooth the target."""
 
     noise: float = 0.1
@@ -114,25 +120,27 @@ class Deterministic:
     target_clip: float = 0.5
     """How large that noise may be."""
 
+    has_entropy: ClassVar = False
+
     def __post_init__(self) -> None:
         for name in ("noise", "target_noise", "target_clip"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
 
-    def outputs(self, components: int) -> int:
+    def num_outputs(self, components: int) -> int:
         """One for each component."""
         return components
 
     def sample(self, outputs: Outputs, key: Key) -> Choice:
         """Tanh of the outputs."""
         del key
-        return self._chosen(jnp.tanh(outputs))
+        return self._deterministic(jnp.tanh(outputs))
 
     def follow(self, outputs: Outputs, key: Key) -> Choice:
         """The action with clipped noise, within [−1, 1]."""
         noise = self.target_noise * jax.random.normal(key, outputs.shape, jnp.float32)
         noise = jnp.clip(noise, -self.target_clip, self.target_clip)
-        return self._chosen(jnp.clip(jnp.tanh(outputs) + noise, -1, 1))
+        return self._deterministic(jnp.clip(jnp.tanh(outputs) + noise, -1, 1))
 
     def explore(self, outputs: Outputs, key: Key) -> Components:
         """The action with noise, within [−1, 1]."""
@@ -143,12 +151,28 @@ class Deterministic:
         """Tanh of the outputs."""
         return jnp.tanh(outputs)
 
-    def _chosen(self, action: Components) -> Choice:
+    def _deterministic(self, action: Components) -> Choice:
         return Choice(action, jnp.zeros(action.shape[0], jnp.float32))
 
 
+class Temperature(Protocol):
+    """What the agent asks of the weight α of the policy's entropy."""
+
+    def init(self) -> Float[Array, ""] | None:
+        """log α at first, where it is learned; else None."""
+        ...
+
+    def value_at(self, log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
+        """α."""
+        ...
+
+    def gradient(self, log_prob: Float[Array, " batch"], components: int) -> Float[Array, ""]:
+        """That of the loss of log α, where it is learned."""
+        ...
+
+
 @dataclass(frozen=True)
-class FixedTemperature:
+class FixedTemperature(Temperature):
     """A constant weight α of the policy's entropy."""
 
     value: float = 0.2
@@ -158,9 +182,16 @@ class FixedTemperature:
         if not 0 <= self.value < float("inf"):
             raise ValueError(f"a temperature must be finite and not negative, got {self.value}")
 
+    def init(self) -> None:
+        """None: there is nothing to learn."""
+
+    def value_at(self, log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
+        del log_temperature
+        return jnp.float32(self.value)
+
 
 @dataclass(frozen=True)
-class AutomaticTemperature:
+class AutomaticTemperature(Temperature):
     """A weight α that is learned, so that the policy keeps a given entropy (Haarnoja et al., 2018)."""
 
     initial: float = 1.0
@@ -172,3 +203,15 @@ class AutomaticTemperature:
     def __post_init__(self) -> None:
         if not 0 < self.initial < float("inf"):
             raise ValueError(f"a temperature that is learned must begin positive and finite, got {self.initial}")
+
+    def init(self) -> Float[Array, ""]:
+        return jnp.log(jnp.float32(self.initial))
+
+    def value_at(self, log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
+        assert log_temperature is not None
+        return jnp.exp(log_temperature)
+
+    def gradient(self, log_prob: Float[Array, " batch"], components: int) -> Float[Array, ""]:
+        """That of −log α · (log π + target), which does not vanish where α is small."""
+        target = -float(components) if self.target_entropy is None else self.target_entropy
+        return -(jnp.mean(log_prob) + target)

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qemrl.agents.actor_critic import make_actor_critic_agent
+from qemrl.agents.actor_critic import ActorCriticAgent
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.agent import Agent
+from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.env_families import EnvFamily
 from qemrl.agents.names import SUMMARIES
-from qemrl.agents.value import ValueConfig, make_value_agent
+from qemrl.agents.value import ValueAgent, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS
 from qemrl.types import EnvSpec
 
@@ -38,14 +38,10 @@ PRESETS: dict[str, Preset] = {name: Preset(_settings(name), summary) for name, s
 """Every preset by its name, which is also its word on the command line and its page in the docs."""
 
 
-def make_agent(config: AgentConfig, spec: EnvSpec) -> Agent:
+def make_agent(config: AgentConfig, spec: EnvSpec) -> InspectableAgent:
     """The agent of a configuration for environments of this kind.
 
     Raises:
         UnsupportedEnvironment: Its actions are not for this family; the presets that are for it are named.
     """
-    match config:
-        case ValueConfig():
-            return make_value_agent(config, spec)
-        case ActorCriticConfig():
-            return make_actor_critic_agent(config, spec)
+    return ValueAgent(config, spec) if isinstance(config, ValueConfig) else ActorCriticAgent(config, spec)

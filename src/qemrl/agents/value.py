@@ -1,8 +1,8 @@
-"""The whole DQN family as one function of its parts: representation × estimator × exploration × network."""
+"""The DQN family: representation × estimator × exploration × network."""
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,22 +11,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import Agent, AgentState, Update, View
-from qemrl.agents.estimates import Weights, check_compatible, distribution_metrics, estimate
+from qemrl.agents.agent import AgentState, Update, View
 from qemrl.agents.names import ACTOR_CRITICS
-from qemrl.agents.optimizer import AdamConfig, apply_gradient, begin
-from qemrl.agents.target_networks import EMA, EMA_RATE, Online, Snapshots, polyak_update
-from qemrl.agents.variance_state import (
-    VarianceState,
-    at_step,
-    check_variance_inputs,
-    count,
-    evidence_of,
-    look,
-    lookup_visits,
-    needs_of,
-)
-from qemrl.agents.variance_state import begin as init_variance_state
+from qemrl.agents.optimizer import AdamConfig, apply_gradient, init_optimizer
+from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
+from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.distributional.bellman import backup
 from qemrl.distributional.representations import (
     Categorical,
@@ -36,10 +25,11 @@ from qemrl.distributional.representations import (
     Scalar,
     select_action_distribution,
 )
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, VarianceInputs, Wang
-from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, allowed
+from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
+from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, mask_q
+from qemrl.exploration.epsilon_greedy import argmax_action
+from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Key
-from qemrl.networks.streams import ActionStreams, StreamConfig
 from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
 from qemrl.replay.config import ReplayConfig
 from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
@@ -116,14 +106,12 @@ class ValueConfig:
             raise ValueError(
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
-        check_compatible(self.estimator, self.representation)
-        members = getattr(self.representation, "num_heads", 1)
-        check_variance_inputs(self.estimator, self.representation, members, discrete=True)
-        if "slow" in needs_of(self.estimator) and isinstance(self.averaging, EMA):
+        check_estimator(self.estimator, self.representation, self.representation.num_heads, discrete=True)
+        if "ema" in self.estimator.needs and self.averaging.selects_target_action:
             raise ValueError("Q is estimated from the EMA network here, which cannot be its own evidence; use Online()")
         self.exploration.check_compatible(self.representation)
 
-    def fitted(self, num_envs: int) -> "ValueConfig":
+    def fit_num_envs(self, num_envs: int) -> "ValueConfig":
         """The same with a number of steps between copies that whole iterations of so many environments make up."""
         whole = math.lcm(self.update_every, num_envs)
         return replace(self, target_every=-(-self.target_every // whole) * whole)
@@ -136,161 +124,184 @@ class Network(eqx.Module):
     head: Any
 
 
-class Knowledge(NamedTuple):
+class Params(NamedTuple):
     """What acts."""
 
     network: Network
-    variance_state: VarianceState | None
-    """What V is estimated from, where it is."""
+    ema: Network | None
+    """An EMA of the network, where that acts in its place."""
+
+    estimator: Any
+    """The state of the estimator of Q; None for those without."""
 
 
-def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Agent:
-    """An agent for environments with a finite number of actions."""
-    if spec.box is not None:
-        raise UnsupportedEnvironment(
-            f"{spec.id} has continuous actions; value agents choose among finitely many. "
-            f"The actor-critic presets are for continuous ones: {', '.join(ACTOR_CRITICS)}"
-        )
-    representation, estimator = config.representation, config.estimator
-    optimizer = representation.optimizer(config.optimizer.make())
-    kappa = getattr(representation, "kappa", 1.0)
-    slow_rate = config.averaging.rate if isinstance(config.averaging, EMA) else EMA_RATE
-    streams = StreamConfig(config.network.hidden, config.network.dueling, config.network.noisy)
+@dataclass(frozen=True)
+class ValueAgent:
+    """DQN and its family: a representation to learn, an estimator to read Q from it, an exploration to act by it."""
 
-    def make_streams(features: int, outputs: int, key: Key) -> ActionStreams:
-        return ActionStreams(streams, features, spec.num_actions, outputs, key)
+    config: ValueConfig
+    spec: EnvSpec
 
-    needs, averaging = needs_of(estimator), config.averaging
-    keeps_slow = "slow" in needs or isinstance(averaging, EMA)
+    def __post_init__(self) -> None:
+        if self.spec.box is not None:
+            raise UnsupportedEnvironment(
+                f"{self.spec.id} has continuous actions; value agents choose among finitely many. "
+                f"The actor-critic presets are for continuous ones: {', '.join(ACTOR_CRITICS)}"
+            )
 
-    def init(key: Key) -> AgentState:
+    @property
+    def target_update_every(self) -> int:
+        """Updates between copies to the target network."""
+        return self.config.target_every // self.config.update_every
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer of all parameters of the network."""
+        return self.config.representation.optimizer(self.config.optimizer.make())
+
+    @property
+    def estimate_q(self) -> QEstimator:
+        """From return distributions to Q."""
+        return QEstimator(self.config.estimator, self.config.representation)
+
+    def init(self, key: Key) -> AgentState:
+        """A fresh network, its optimizer and its target network."""
         torso_key, head_key = jax.random.split(key)
-        torso = make_torso(config.network.torso, config.network.widths, spec, torso_key)
-        network = Network(torso, representation.head(make_streams, num_features(torso, spec), head_key))
-        slow = jax.tree.map(jnp.copy, network) if keeps_slow else None
-        variance_state = init_variance_state(estimator, representation, spec, slow)
-        return AgentState(Knowledge(network, variance_state), begin(optimizer, network), averaging.begin(network))
+        config = self.config.network
+        torso = make_torso(config.torso, config.widths, self.spec, torso_key)
+        features = num_features(torso, self.spec)
+        network = Network(torso, self.config.representation.make_head(self._make_streams, features, head_key))
+        averaging = self.config.averaging
+        params = Params(network, averaging.init_ema(network), self.estimate_q.init(self.spec, network))
+        return AgentState(params, init_optimizer(self.optimizer, network), averaging.init_target(network))
 
-    def evaluated(network: Network, observation: Any, purpose: Purpose, key: Key | None) -> ReturnDist:
-        return representation.evaluate(network.head, network.torso(observation), purpose, key)
+    def _make_streams(self, features: int, outputs: int, key: Key) -> ActionStreams:
+        config = self.config.network
+        streams = StreamConfig(config.hidden, config.dueling, config.noisy)
+        return ActionStreams(streams, features, self.spec.num_actions, outputs, key)
 
-    def judged(
-        params: Knowledge, observation: Any, purpose: Purpose, key: Key | None
-    ) -> tuple[ReturnDist, VarianceInputs | Weights | None]:
-        """The return distributions of the network, or of the EMA network if that decides, and what is known of them."""
-        network, variance_state = params
-        if isinstance(averaging, EMA):
-            assert variance_state is not None
-            network = variance_state.slow
-        dist = evaluated(network, observation, purpose, key)
-        return dist, evidence_on(params, observation, dist, purpose, key)
+    # Acting
 
-    def evidence_on(
-        params: Knowledge, observation: Any, dist: ReturnDist, purpose: Purpose, key: Key | None
-    ) -> VarianceInputs | Weights | None:
-        variance_state = params.variance_state
-        if variance_state is None or not needs:
-            return None
-        # The same key draws the same levels.
-        slow = evaluated(variance_state.slow, observation, purpose, key).values if "slow" in needs else None
-        return evidence_of(variance_state, dist, needs, slow, lookup_visits(variance_state, observation))
+    def init_actor(self, num_envs: int) -> Any:
+        """The state of the exploration."""
+        return self.config.exploration.init(num_envs, self.spec)
 
     def act(
-        params: Knowledge, acting: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
+        self, params: Params, actor: Any, view: View, step: Int[Array, ""], key: Key, evaluating: bool
     ) -> tuple[Int[Array, " envs"], Any]:
-        dist_key, choice_key = jax.random.split(key)
-        dist, variance_inputs = judged(params, view.observation, "act", dist_key)
-        q = estimate(estimator, dist, variance_inputs)
-        context = ActionContext(view.observation, dist, q, view.mask, view.first, step, config.learning_starts)
-        return config.exploration.select_action(acting, context, choice_key, evaluating)
+        """What the exploration makes of Q and of the return distributions."""
+        dist_key, action_key = jax.random.split(key)
+        prediction = self.predict(params, view.observation, "act", dist_key)
+        q = self.estimate_q(prediction, params.estimator)
+        starts = self.config.learning_starts
+        context = ActionContext(view.observation, prediction.dist, q, view.mask, view.first, step, starts)
+        return self.config.exploration.select_action(actor, context, action_key, evaluating)
 
-    def target_of(params: Knowledge, target: Any, batch: Batch, key: Key) -> ReturnDist:
-        """The Bellman target [batch, members, n]; each member bootstraps from its own greedy action."""
-        choice_key, target_key = jax.random.split(key)
-        seen = batch.next_observation
-        if config.double or isinstance(averaging, EMA):
-            choice, variance_inputs = judged(params, seen, "act", choice_key)
-        else:
-            choice = averaging.curves(target, partial(evaluated, observation=seen, purpose="act", key=choice_key))
-            variance_inputs = evidence_on(params, seen, choice, "act", choice_key)
-        q = estimate(estimator, choice, variance_inputs)
-        mask = None if batch.next_mask is None else jnp.broadcast_to(batch.next_mask[:, None], q.shape)
-        actions = jnp.argmax(allowed(q, mask), axis=-1)
-        found = averaging.curves(target, partial(evaluated, observation=seen, purpose="target", key=target_key))
-        return jax.lax.stop_gradient(backup(select_action_distribution(found, actions), batch.reward, batch.discount))
+    def intrinsic_reward(self, actor: Any) -> Float[Array, " envs"] | None:
+        """What the exploration adds to rewards."""
+        return self.config.exploration.intrinsic_reward(actor)
 
-    def loss(
-        network: Network, variance_state: VarianceState | None, target: Any, batch: Batch, key: Key
-    ) -> tuple[Float[Array, ""], tuple[Float[Array, " batch"], ReturnDist]]:
-        target_key, loss_key = jax.random.split(key)
-        goal = target_of(jax.lax.stop_gradient(Knowledge(network, variance_state)), target, batch, target_key)
-        features = network.torso(batch.observation)
-        losses = jnp.sum(representation.loss(network.head, features, batch.action, goal, loss_key), axis=1)
-        return jnp.mean(batch.weight * losses), (losses, goal)
+    # Learning
 
     def update(
-        state: AgentState, batch: Batch, key: Key, number: Int[Array, ""]
-    ) -> tuple[Knowledge, optax.OptState, Update]:
-        network, variance_state = state.params
-        gradients = jax.value_and_grad(loss, has_aux=True)
-        (value, (losses, goal)), gradient = gradients(network, variance_state, state.target, batch, key)
-        changed, learning = apply_gradient(optimizer, gradient, state.optimizer, network)
-        if variance_state is not None:
-            variance_state = learned(variance_state, network, changed, batch, goal, key, number)
-        return Knowledge(changed, variance_state), learning, Update(value, jnp.sqrt(losses))
-
-    def learned(
-        variance_state: VarianceState,
-        before: Network,
-        after: Network,
-        batch: Batch,
-        goal: ReturnDist,
-        key: Key,
-        number: Int[Array, ""],
-    ) -> VarianceState:
-        """What is remembered after an update."""
+        self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]
+    ) -> tuple[Params, optax.OptState, Update]:
+        """One gradient step on the loss."""
+        before = state.params
+        gradients = jax.value_and_grad(self.loss, has_aux=True)
+        (loss, (losses, target)), gradient = gradients(before.network, before, state.target, batch, key)
+        network, optimizer = apply_gradient(self.optimizer, gradient, state.optimizer, before.network)
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
-            dist = evaluated(before, batch.observation, "target", jax.random.fold_in(key, 1))
-            return select_action_distribution(
-                dist, jnp.broadcast_to(batch.action[:, None], dist.values.shape[:2])
-            ), goal
+            dist = self.predict_by(before.network, batch.observation, "target", jax.random.fold_in(key, 1))
+            return select_action_distribution(dist, _for_members(batch.action, dist)), target
 
-        variance_state = look(count(variance_state, batch.observation, batch.action), estimator, number, kappa, predict)
-        variance_state = at_step(
-            variance_state, estimator, config.learning_starts + number.astype(jnp.float32) * config.update_every
+        step = self.config.learning_starts + updates.astype(jnp.float32) * self.config.update_every
+        estimator = self.estimate_q.update(before.estimator, batch, network, updates, step, predict)
+        params = Params(network, self.config.averaging.update_ema(before.ema, network), estimator)
+        return params, optimizer, Update(loss, jnp.sqrt(losses))
+
+    def loss(
+        self, network: Network, params: Params, target: Any, batch: Batch, key: Key
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, " batch"], ReturnDist]]:
+        """The mean loss of the network, and with it the loss of each transition and the Bellman targets.
+
+        `params` are those that act, with the same network; nothing is learned through them.
+        """
+        target_key, loss_key = jax.random.split(key)
+        goal = self.bellman_target(jax.lax.stop_gradient(params), target, batch, target_key)
+        features = network.torso(batch.observation)
+        losses = self.config.representation.loss(network.head, features, batch.action, goal, loss_key)
+        losses = jnp.sum(losses, axis=1)
+        return jnp.mean(batch.weight * losses), (losses, goal)
+
+    def bellman_target(self, params: Params, target: Any, batch: Batch, key: Key) -> ReturnDist:
+        """Reward + discount · return of the greedy action [batch, members, n]; each member has its own."""
+        averaging, observation = self.config.averaging, batch.next_observation
+        action_key, target_key = jax.random.split(key)
+        by_network = partial(self.predict_by, observation=observation, purpose="act", key=action_key)
+        if self.config.double or averaging.selects_target_action:
+            choice = self.predict(params, observation, "act", action_key)
+        else:
+            choice = Prediction(averaging.predict(target, by_network), observation, by_network)
+        q = self.estimate_q(choice, params.estimator)
+        mask = None if batch.next_mask is None else jnp.broadcast_to(batch.next_mask[:, None], q.shape)
+        actions = jnp.argmax(mask_q(q, mask), axis=-1)
+        dist = averaging.predict(
+            target, partial(self.predict_by, observation=observation, purpose="target", key=target_key)
         )
-        if keeps_slow:
-            variance_state = variance_state._replace(slow=polyak_update(variance_state.slow, after, slow_rate))
-        return variance_state
+        goal = backup(select_action_distribution(dist, actions), batch.reward, batch.discount)
+        return jax.lax.stop_gradient(goal)
 
-    def refresh(state: AgentState) -> Any:
-        return averaging.refreshed(state.target, state.params.network)
+    def refresh_target(self, state: AgentState) -> Any:
+        """The target network from here on."""
+        return self.config.averaging.refresh_target(state.target, state.params.network)
 
-    def distribution(params: Knowledge, observation: Any, actions: Int[Array, " batch"] | None = None) -> ReturnDist:
-        dist, _ = judged(params, observation, "report", None)
+    # Predictions
+
+    def predict(self, params: Params, observation: Any, purpose: Purpose, key: Key | None) -> Prediction:
+        """The return distributions of the network that acts."""
+        by_network = partial(self.predict_by, observation=observation, purpose=purpose, key=key)
+        network = self.config.averaging.acting_network(params.network, params.ema)
+        return Prediction(by_network(network), observation, by_network)
+
+    def predict_by(self, network: Network, observation: Any, purpose: Purpose, key: Key | None) -> ReturnDist:
+        """The return distributions of a network; the same key draws the same levels."""
+        return self.config.representation.predict(network.head, network.torso(observation), purpose, key)
+
+    def predict_distribution(
+        self, params: Params, observation: Any, actions: Int[Array, " batch"] | None = None
+    ) -> ReturnDist:
+        """Those of all actions, or of one that is given for each observation."""
+        dist = self.predict(params, observation, "report", None).dist
         if actions is None:
             return dist
-        members = jnp.broadcast_to(actions[:, None], dist.values.shape[:2])
-        return ReturnDist(
-            *(a if a is None or a.ndim == 1 else a[:, :, None] for a in select_action_distribution(dist, members))
-        )
+        chosen = select_action_distribution(dist, _for_members(actions, dist))
+        return ReturnDist(*(a if a is None or a.ndim == 1 else a[:, :, None] for a in chosen))
 
-    def q(params: Knowledge, observation: Any) -> Float[Array, "batch actions"]:
-        return worth(params, observation, estimator)
+    def q_values(self, params: Params, observation: Any) -> Float[Array, "batch actions"]:
+        """Q of all actions, averaged over members."""
+        prediction = self.predict(params, observation, "report", None)
+        return jnp.mean(self.estimate_q(prediction, params.estimator), axis=1)
 
-    def worth(params: Knowledge, observation: Any, statistic: Statistic) -> Float[Array, "batch actions"]:
-        dist, variance_inputs = judged(params, observation, "report", None)
-        return jnp.mean(estimate(statistic, dist, variance_inputs if statistic is estimator else None), axis=1)
-
-    def decide(
-        params: Knowledge, observation: Any, mask: Bool[Array, "batch actions"] | None, risk: Statistic | None
+    def greedy_action(
+        self,
+        params: Params,
+        observation: Any,
+        mask: Bool[Array, "batch actions"] | None = None,
+        risk: Statistic | None = None,
     ) -> Int[Array, " batch"]:
-        return jnp.argmax(allowed(worth(params, observation, risk or estimator), mask), axis=-1).astype(jnp.int32)
+        """The action with the largest Q, or the largest value of a risk measure."""
+        if risk is None:
+            scores = self.q_values(params, observation)
+        else:
+            scores = jnp.mean(risk.mean(*self.predict(params, observation, "report", None).dist), axis=1)
+        return argmax_action(scores, mask)
 
-    def inspect(params: Knowledge, observation: Any) -> dict[str, Float[Array, ""]]:
-        return distribution_metrics(estimator, representation, *judged(params, observation, "report", None))
+    def metrics(self, params: Params, observation: Any) -> dict[str, Float[Array, ""]]:
+        """What the return distributions look like."""
+        return self.estimate_q.metrics(self.predict(params, observation, "report", None), params.estimator)
 
-    every = config.target_every // config.update_every
-    start, earned = partial(config.exploration.start, spec=spec), config.exploration.reward
-    return Agent(init, start, act, earned, update, refresh, every, distribution, q, decide, inspect)
+
+def _for_members(actions: Int[Array, " batch"], dist: ReturnDist) -> Int[Array, "batch members"]:
+    return jnp.broadcast_to(actions[:, None], dist.values.shape[:2])

@@ -4,7 +4,7 @@ Members share levels and probabilities, so that values at the same place are qua
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,11 @@ from qemrl.types import ReturnDist
 Estimates = Float[Array, "batch members"]
 
 
-@runtime_checkable
 class Ensemble(Protocol):
     """What the agent asks of an ensemble."""
+
+    pools_atoms: ClassVar[bool] = False
+    """Whether it takes members' distributions apart, for which there must be some."""
 
     @property
     def size(self) -> int:
@@ -39,7 +41,7 @@ def _require_members(size: int) -> None:
 
 
 @dataclass(frozen=True)
-class ElementwiseMin:
+class ElementwiseMin(Ensemble):
     """The least value at each level, as in DSAC; with one value for each member, clipped double Q-learning.
 
     In the policy it is the least of the members' estimates. The target's curve is below that: the least at each level
@@ -68,7 +70,7 @@ class ElementwiseMin:
 
 
 @dataclass(frozen=True)
-class SmallestCritic:
+class SmallestCritic(Ensemble):
     """The whole distribution of the critic whose estimate of Q is the least: here the estimator enters the target."""
 
     size: int = 2
@@ -88,8 +90,10 @@ class SmallestCritic:
 
 
 @dataclass(frozen=True)
-class PooledTruncation:
+class PooledTruncation(Ensemble):
     """The atoms of all critics pooled and sorted, without the largest, as in TQC (Kuznetsov et al., 2020)."""
+
+    pools_atoms: ClassVar[bool] = True
 
     size: int = 5
     """How many critics there are."""
@@ -125,7 +129,7 @@ class PooledTruncation:
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(Ensemble):
     """The mean at each level; with one member, that member."""
 
     size: int = 1

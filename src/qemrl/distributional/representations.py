@@ -1,25 +1,25 @@
 """How a network holds a return distribution: the head, what it predicts, and the loss that teaches it.
 
 A representation is a frozen record of settings with three functions. The agent knows nothing else of it, so a new one
-needs no change there or in a loop:
+is a class here, a line in the registry and a docs page:
 
-- `head` makes the parameters on top of the torso's features;
-- `evaluate` gives the return distributions [batch, members, actions, n] for a purpose: `act` (choosing actions, also
+- `make_head` makes the parameters on top of the torso's features;
+- `predict` gives the return distributions [batch, members, actions, n] for a purpose: `act` (choosing actions, also
   the greedy one of the Bellman target), `target` (what is backed up) or `report` (for people: no randomness);
 - `loss` compares the prediction for the actions taken with a target distribution [batch, members, m].
 
 `members` counts heads that learn side by side, each from its own greedy action; it is one but for ensembles.
 What is random (levels, noise in the weights) comes from the key; without one there is no noise in the weights.
 
-What comes next fits: proposed fractions (FQF) make levels and probs in `evaluate` and add the fraction loss in `loss`,
+What comes next fits: proposed fractions (FQF) make levels and probs in `predict` and add the fraction loss in `loss`,
 with `optimizer` giving the fraction parameters their own step; non-crossing and non-decreasing heads and splines change
-`head` and `evaluate`; expectiles impute atoms in `evaluate(purpose="target")`; particles bring their own `loss`;
+`make_head` and `predict`; expectiles impute atoms in `predict(purpose="target")`; particles bring their own `loss`;
 bootstrap heads use the member axis, and the exploration picks one.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import equinox as eqx
 import jax
@@ -30,9 +30,10 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.distributional.bellman import project_categorical
 from qemrl.distributional.losses import categorical_cross_entropy, huber, quantile_huber
+from qemrl.estimators import Statistic
 from qemrl.estimators.levels import cumulative_levels, midpoints, stratified_levels, uniform_levels
 from qemrl.networks.layers import Key, LayerNorm, Linear
-from qemrl.networks.streams import ActionStreams
+from qemrl.networks.heads import ActionStreams
 from qemrl.types import ReturnDist
 
 Purpose = Literal["act", "target", "report"]
@@ -47,15 +48,40 @@ Features = Float[Array, "batch features"]
 Actions = Int[Array, " batch"]
 
 
-@runtime_checkable
-class Representation(Protocol):
-    """What the agent asks of a representation."""
+Content = Literal["mean", "distribution", "quantiles"]
+"""What a representation holds and what an estimator asks for; each holds all that the one before it does."""
 
-    def head(self, make_streams: MakeStreams, features: int, key: Key) -> Any:
+CONTENTS: tuple[Content, ...] = get_args(Content)
+
+
+class Representation(Protocol):
+    """What agents ask of a representation. A new one inherits what it need not say."""
+
+    @property
+    def content(self) -> Content:
+        """What can be read from it: the mean alone, a distribution, or its quantiles."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads learn beside one another."""
+        return 1
+
+    @property
+    def fixed_quantiles(self) -> int | None:
+        """How many quantiles there are, where they are always those at the midpoints; else None."""
+        return None
+
+    @property
+    def quantile_counts(self) -> dict[str, int]:
+        """The settings that say how many quantiles Q is estimated from."""
+        return {}
+
+    def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> Any:
         """Fresh parameters."""
         ...
 
-    def evaluate(self, head: Any, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
+    def predict(self, head: Any, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The return distributions [batch, members, actions, n]."""
         ...
 
@@ -65,9 +91,20 @@ class Representation(Protocol):
         """The loss of the predictions for `actions` against a fixed target [batch, members, m]."""
         ...
 
-    def optimizer(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The optimizer of all parameters; `usual` unless some of the head's need their own."""
-        ...
+    def optimizer(self, default: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The optimizer of all parameters: the default, unless some of the head's need their own."""
+        return default
+
+
+def check_compatible(estimator: Statistic, representation: Representation) -> None:
+    """Raise unless the estimator can be computed from what the representation holds."""
+    name, kind = type(estimator).__name__, type(representation).__name__
+    if CONTENTS.index(estimator.requires) > CONTENTS.index(representation.content):
+        what = "a return distribution" if estimator.requires == "distribution" else "quantiles"
+        raise ValueError(f"{name} needs {what}, and {kind} has none; use EmpiricalMean with it")
+    for field, count in representation.quantile_counts.items():
+        if count < estimator.min_quantiles:
+            raise ValueError(f"{name} needs at least {estimator.min_quantiles} quantiles, got {field}={count}")
 
 
 def select_action(outputs: Float[Array, "batch actions n"], actions: Actions) -> Float[Array, "batch n"]:
@@ -88,21 +125,23 @@ def _require_kappa(kappa: float) -> None:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class Scalar(Representation):
     """The expected return alone, as in DQN."""
 
     kappa: float | None = 1.0
     """Where the Huber loss turns from quadratic to linear; None for never, which is half the squared error."""
 
+    content: ClassVar = "mean"
+
     def __post_init__(self) -> None:
         if self.kappa is not None and not 0 < self.kappa < float("inf"):
             raise ValueError(f"kappa must be finite and positive, or None, got {self.kappa}")
 
-    def head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
+    def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
         """One output for each action."""
         return make_streams(features, 1, key)
 
-    def evaluate(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
+    def predict(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """A distribution with all its mass on one value."""
         del purpose
         return ReturnDist(head(features, key)[:, None], midpoints(1))
@@ -114,13 +153,9 @@ class Scalar:
         error = jax.lax.stop_gradient(target.values) - select_action(head(features, key), actions)[:, None]
         return huber(error[..., 0], float("inf") if self.kappa is None else self.kappa)
 
-    def optimizer(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The usual one."""
-        return usual
-
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Representation):
     """Probabilities of fixed atoms, as in C51."""
 
     num_atoms: int = 51
@@ -132,6 +167,8 @@ class Categorical:
     high: float = 10.0
     """The largest return that can be represented. Larger ones are cut, which biases Q."""
 
+    content: ClassVar = "distribution"
+
     def __post_init__(self) -> None:
         _require_at_least("num_atoms", self.num_atoms, 2)
         if not self.low < self.high:
@@ -142,11 +179,11 @@ class Categorical:
         """The atoms."""
         return np.linspace(self.low, self.high, self.num_atoms, dtype=np.float32)
 
-    def head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
+    def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
         """A logit for each atom and action."""
         return make_streams(features, self.num_atoms, key)
 
-    def evaluate(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
+    def predict(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The atoms with their probabilities; an atom's level is in the middle of its mass."""
         del purpose
         probs = jax.nn.softmax(head(features, key)[:, None], axis=-1)
@@ -162,13 +199,9 @@ class Categorical:
         projected = project_categorical(target.values, probs, jnp.asarray(self.support))
         return categorical_cross_entropy(logits, projected)
 
-    def optimizer(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The usual one."""
-        return usual
-
 
 @dataclass(frozen=True)
-class FixedQuantiles:
+class FixedQuantiles(Representation):
     """Quantiles at the midpoints (2i − 1) / 2N, as in QR-DQN."""
 
     num_quantiles: int = 200
@@ -183,16 +216,28 @@ class FixedQuantiles:
     They act on their mean. How much they disagree can be V (`HeadsVariance`).
     """
 
+    content: ClassVar = "quantiles"
+
     def __post_init__(self) -> None:
         _require_at_least("num_quantiles", self.num_quantiles, 1)
         _require_at_least("num_heads", self.num_heads, 1)
         _require_kappa(self.kappa)
 
-    def head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
+    @property
+    def fixed_quantiles(self) -> int:
+        """All of them."""
+        return self.num_quantiles
+
+    @property
+    def quantile_counts(self) -> dict[str, int]:
+        """N."""
+        return {"num_quantiles": self.num_quantiles}
+
+    def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
         """N outputs for each action and head."""
         return make_streams(features, self.num_heads * self.num_quantiles, key)
 
-    def evaluate(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
+    def predict(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The quantiles."""
         del purpose
         return ReturnDist(self._by_head(head(features, key)), midpoints(self.num_quantiles))
@@ -210,10 +255,6 @@ class FixedQuantiles:
         levels = jnp.asarray(midpoints(self.num_quantiles), jnp.float32)
         return quantile_huber(values, levels, target.values, _target_probs(target), self.kappa)
 
-    def optimizer(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The usual one."""
-        return usual
-
 
 class ImplicitHead(eqx.Module):
     """The quantile function as a network of the level: features times an embedding of the level, then streams."""
@@ -227,7 +268,7 @@ class ImplicitHead(eqx.Module):
         self, features: Features, levels: Float[Array, "rows n"], key: Key | None
     ) -> Float[Array, "batch n actions"]:
         """The values at levels [batch, n], or [1, n] for all alike; φ(τ) = gate(W cos(π i τ) + b), i = 1 … n."""
-        embedded, last = self._embedded(levels), self.streams.linear
+        embedded, last = self._embed(levels), self.streams.linear
         if levels.shape[0] > 1 or last is None:
             return self.streams(features[:, None, :] * embedded, key)[..., 0]
         # Σ_f ψ_bf φ_nf W_af as (ψ W) φ: never an array of batch x levels x features.
@@ -235,7 +276,7 @@ class ImplicitHead(eqx.Module):
         values = jax.lax.dot_general(weighed, embedded[0], (((2,), (1,)), ((), ())))
         return values.swapaxes(1, 2) + last.bias[None, None, :]
 
-    def of_actions(
+    def select_values(
         self, features: Features, levels: Float[Array, "rows n"], actions: Actions, key: Key | None
     ) -> Float[Array, "batch n"]:
         """The values of one action for each row of the batch."""
@@ -244,10 +285,10 @@ class ImplicitHead(eqx.Module):
             return select_action(self(features, levels, key).swapaxes(1, 2), actions)
         # A product with ones and zeros, because XLA is slow to add up the gradients of rows that are looked up.
         chosen = jax.nn.one_hot(actions, self.streams.num_actions, dtype=jnp.float32)
-        values = (features * (chosen @ last.weight)) @ self._embedded(levels)[0].T
+        values = (features * (chosen @ last.weight)) @ self._embed(levels)[0].T
         return values + (chosen @ last.bias)[:, None]
 
-    def _embedded(self, levels: Float[Array, "rows n"]) -> Float[Array, "rows n features"]:
+    def _embed(self, levels: Float[Array, "rows n"]) -> Float[Array, "rows n features"]:
         frequencies = jnp.pi * jnp.arange(1, self.embedding.weight.shape[1] + 1, dtype=jnp.float32)
         cosines = jnp.cos(levels[..., None] * frequencies[None, None, :])
         embedded = self.embedding(cosines, None)
@@ -255,7 +296,7 @@ class ImplicitHead(eqx.Module):
 
 
 @dataclass(frozen=True)
-class ImplicitQuantiles:
+class ImplicitQuantiles(Representation):
     """Quantiles at any level, sampled anew at each use, as in IQN.
 
     The table of the QEM paper says 32 levels; its code, and IQN's paper, have 64 / 64 / 32.
@@ -297,6 +338,8 @@ class ImplicitQuantiles:
     Each transition's levels are distributed as before, so expected gradients are the same; IQN draws them apart.
     """
 
+    content: ClassVar = "quantiles"
+
     def __post_init__(self) -> None:
         for name in ("num_levels", "num_target_levels", "num_acting_levels", "num_cosines"):
             _require_at_least(name, getattr(self, name), 1)
@@ -305,17 +348,22 @@ class ImplicitQuantiles:
                 raise ValueError(f"{name} must be one of {', '.join(LEVEL_SAMPLERS)}; got {getattr(self, name)!r}")
         _require_kappa(self.kappa)
 
-    def head(self, make_streams: MakeStreams, features: int, key: Key) -> ImplicitHead:
+    @property
+    def quantile_counts(self) -> dict[str, int]:
+        """N, N' and K."""
+        return {name: getattr(self, name) for name in ("num_levels", "num_target_levels", "num_acting_levels")}
+
+    def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ImplicitHead:
         """An embedding of the level and one output for each action."""
         embedding_key, streams_key = jax.random.split(key)
         norm = LayerNorm(features) if self.layer_norm else None
         embedding = Linear(self.num_cosines, features, embedding_key)
         return ImplicitHead(embedding, make_streams(features, 1, streams_key), norm, self.gate)
 
-    def evaluate(self, head: ImplicitHead, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
+    def predict(self, head: ImplicitHead, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The quantiles at the levels of the purpose; `report`, and acting without a key, use midpoints."""
         noise_key, levels_key = (None, None) if key is None else jax.random.split(key)
-        sampler, count = self._drawn(purpose)
+        sampler, count = self._sampler(purpose)
         if levels_key is None or sampler == "midpoints":
             fixed = midpoints(count)
             values = head(features, jnp.asarray(fixed, jnp.float32)[None], noise_key)
@@ -330,18 +378,14 @@ class ImplicitQuantiles:
         """The quantile Huber loss: summed over own levels, averaged over the target's atoms."""
         noise_key, levels_key = jax.random.split(key)
         levels, _ = LEVEL_SAMPLERS[self.learning_levels](levels_key, (self._rows(features), self.num_levels))
-        values = head.of_actions(features, levels, actions, noise_key)
+        values = head.select_values(features, levels, actions, noise_key)
         return quantile_huber(values[:, None], levels[:, None], target.values, _target_probs(target), self.kappa)
-
-    def optimizer(self, usual: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The usual one."""
-        return usual
 
     def _rows(self, features: Features) -> int:
         """How many sets of levels are drawn."""
         return 1 if self.share_levels else features.shape[0]
 
-    def _drawn(self, purpose: Purpose) -> tuple[LevelSampler, int]:
+    def _sampler(self, purpose: Purpose) -> tuple[LevelSampler, int]:
         if purpose == "report":
             return "midpoints", self.num_levels
         if purpose == "target":

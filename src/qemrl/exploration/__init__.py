@@ -1,18 +1,18 @@
-"""How estimates of Q become actions.
+"""How estimates of Q become discrete actions.
 
-An exploration is a frozen record with `start`, which gives the state it keeps for the environments side by side, and
+An exploration is a frozen record with `init`, which gives the state that it keeps for the environments, and
 `select_action`. It sees the whole context, the return distributions included, so that bonuses need no other way in.
 """
 
-from qemrl.exploration.bonus import BonusExploration
-from qemrl.exploration.context import ActionContext, Exploration, allowed, best, greedy
+from qemrl.exploration.bonus import Bonus, BonusExploration
 from qemrl.exploration.counts import CountBonus
-from qemrl.exploration.epsilon_greedy import EpsilonGreedy
+from qemrl.exploration.epsilon_greedy import ActionContext, EpsilonGreedy, Exploration, greedy_action, mask_q
 from qemrl.exploration.schedules import LinearDecay, PowerDecay, SqrtLogDecay
 from qemrl.exploration.std_bonuses import LeftTruncatedStdBonus, QEMStdBonus, StdBonus
 
 __all__ = [
     "ActionContext",
+    "Bonus",
     "BonusExploration",
     "CountBonus",
     "EpsilonGreedy",
@@ -23,7 +23,6 @@ __all__ = [
     "QEMStdBonus",
     "SqrtLogDecay",
     "StdBonus",
-    "allowed",
-    "best",
-    "greedy",
+    "greedy_action",
+    "mask_q",
 ]

@@ -1,27 +1,52 @@
-"""BonusExploration: Q with a bonus for what is uncertain or new, which counts less and less."""
+"""Exploration by a bonus: Q plus a term for what is uncertain or new, which counts less and less."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from qemrl.exploration.context import ActionContext, best, greedy, random_with
-from qemrl.exploration.counts import CountBonus, Counts
-from qemrl.exploration.schedules import LinearDecay, PowerDecay, SqrtLogDecay
-from qemrl.exploration.std_bonuses import LeftTruncatedStdBonus, QEMStdBonus, StdBonus
+from qemrl.distributional.representations import Representation
+from qemrl.exploration.epsilon_greedy import ActionContext, Exploration, argmax_action, greedy_action, mix_random
+from qemrl.exploration.schedules import Schedule, SqrtLogDecay
 from qemrl.networks.layers import Key
 from qemrl.types import Array, EnvSpec
 
 
+class Bonus(Protocol):
+    """What is added to Q for each action. One that keeps no state and adds no reward inherits that."""
+
+    def init(self, num_envs: int, spec: EnvSpec) -> Any:
+        """The state before the first step."""
+        del num_envs, spec
+        return ()
+
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
+        """The bonus of each action."""
+        ...
+
+    def update(self, state: Any, context: ActionContext, actions: Int[Array, " batch"]) -> Any:
+        """The state after these actions."""
+        del context, actions
+        return state
+
+    def intrinsic_reward(self, state: Any) -> Float[Array, " envs"] | None:
+        """What is added to the reward of the last actions; None if nothing ever is."""
+        del state
+
+    def check_compatible(self, representation: Representation) -> None:
+        """Raise unless it finds what it needs in what the representation holds."""
+        del representation
+
+
 @dataclass(frozen=True)
-class BonusExploration:
+class BonusExploration(Exploration):
     """The action with the largest Q + c_t · bonus; in evaluation the greedy one."""
 
-    bonus: LeftTruncatedStdBonus | QEMStdBonus | StdBonus | CountBonus = field(default_factory=LeftTruncatedStdBonus)
+    bonus: Bonus
     """What is added to Q."""
 
-    schedule: SqrtLogDecay | PowerDecay | LinearDecay = field(default_factory=SqrtLogDecay)
+    schedule: Schedule = field(default_factory=SqrtLogDecay)
     """c_t: how much of it."""
 
     random_steps: int | None = None
@@ -36,32 +61,26 @@ class BonusExploration:
         if not 0 <= self.evaluation <= 1:
             raise ValueError(f"evaluation must be a probability, got {self.evaluation}")
 
-    def start(self, num_envs: int, spec: EnvSpec) -> Counts | tuple[()]:
-        """Counts, where they are the bonus; else no state is kept."""
-        return self.bonus.start(num_envs, spec) if isinstance(self.bonus, CountBonus) else ()
+    def init(self, num_envs: int, spec: EnvSpec) -> Any:
+        """The state of the bonus."""
+        return self.bonus.init(num_envs, spec)
 
     def select_action(
         self, state: Any, context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], Any]:
-        """Actions, and the state from here on; in evaluation nothing is counted."""
+        """Actions, and the state from here on; evaluation leaves the state alone."""
         if evaluating:
-            return random_with(jnp.float32(self.evaluation), context, greedy(context), key), state
-        if isinstance(self.bonus, CountBonus):
-            bonus = self.bonus.of(state, context.observation)
-        else:
-            bonus = self.bonus(context.dist)
-        scores = jnp.mean(context.q, axis=1) + self.schedule(context.step) * bonus
+            return mix_random(jnp.float32(self.evaluation), context, greedy_action(context), key), state
+        scores = jnp.mean(context.q, axis=1) + self.schedule(context.step) * self.bonus(state, context)
         random_steps = context.learning_starts if self.random_steps is None else self.random_steps
         warm_up = (context.step < random_steps).astype(jnp.float32)
-        actions = random_with(warm_up, context, best(scores, context.mask), key)
-        if isinstance(self.bonus, CountBonus):
-            state = self.bonus.after(state, context.observation, actions)
-        return actions, state
+        actions = mix_random(warm_up, context, argmax_action(scores, context.mask), key)
+        return actions, self.bonus.update(state, context, actions)
 
-    def reward(self, state: Any) -> Float[Array, " envs"] | None:
-        """What novelty earned, if it earns anything."""
-        return state.reward if isinstance(self.bonus, CountBonus) and self.bonus.reward > 0 else None
+    def intrinsic_reward(self, state: Any) -> Float[Array, " envs"] | None:
+        """What the bonus adds to rewards."""
+        return self.bonus.intrinsic_reward(state)
 
-    def check_compatible(self, representation: Any) -> None:
+    def check_compatible(self, representation: Representation) -> None:
         """Raise unless the bonus finds what it needs."""
         self.bonus.check_compatible(representation)

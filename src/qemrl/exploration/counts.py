@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from qemrl.exploration.bonus import Bonus
+from qemrl.exploration.epsilon_greedy import ActionContext
 from qemrl.types import Array, EnvSpec
 
 MAX_BITS = 24
@@ -34,7 +36,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CountBonus:
+class CountBonus(Bonus):
     """(n + offset)^−1/2 for an action that was taken n times in such an observation (Bellemare et al., 2016)."""
 
     offset: float = 0.01
@@ -57,7 +59,7 @@ class CountBonus:
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"bits must be between 1 and {MAX_BITS}, got {self.bits}")
 
-    def start(self, num_envs: int, spec: EnvSpec) -> Counts:
+    def init(self, num_envs: int, spec: EnvSpec) -> Counts:
         """Nothing counted yet."""
         projection = center = None
         if spec.num_states is None:
@@ -68,22 +70,22 @@ class CountBonus:
         visits = jnp.zeros((spec.num_states or 2**self.bits, spec.num_actions), jnp.int32)
         return Counts(visits, projection, center, jnp.zeros(num_envs, jnp.float32))
 
-    def of(self, state: Counts, observation: Any) -> Float[Array, "batch actions"]:
+    def __call__(self, state: Counts, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action."""
-        return self._worth(state.visits[state_index(state, observation)])
+        return self._bonus(lookup_visits(state, context.observation))
 
-    def after(self, state: Counts, observation: Any, actions: Int[Array, " batch"]) -> Counts:
-        """With these actions counted, and what they earned."""
-        place = state_index(state, observation)
-        visits = state.visits.at[place, actions].add(1)
-        return state._replace(visits=visits, reward=self.reward * self._worth(visits[place, actions]))
+    def update(self, state: Counts, context: ActionContext, actions: Int[Array, " batch"]) -> Counts:
+        """With these actions counted, and the reward that they earned."""
+        index = state_index(state, context.observation)
+        state = count_visits(state, context.observation, actions)
+        return state._replace(reward=self.reward * self._bonus(state.visits[index, actions]))
 
-    def _worth(self, visits: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    def intrinsic_reward(self, state: Counts) -> Float[Array, " envs"] | None:
+        """What the last actions earned, if they earn anything."""
+        return state.reward if self.reward > 0 else None
+
+    def _bonus(self, visits: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
         return (visits.astype(jnp.float32) + self.offset) ** -0.5
-
-    def check_compatible(self, representation: Any) -> None:
-        """Observations are all that it needs."""
-        del representation
 
 
 def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
@@ -102,3 +104,13 @@ def state_index(state: Counts, observation: Any) -> Int[Array, " batch"]:
     signs = (flat - state.center[None, :]) @ state.projection > 0
     powers = np.int32(2) ** np.arange(signs.shape[-1], dtype=np.int32)
     return jnp.sum(jnp.where(signs, powers[None, :], np.int32(0)), axis=-1)
+
+
+def lookup_visits(state: Counts, observation: Any) -> Int[Array, "batch actions"]:
+    """How often each action was counted in such observations."""
+    return state.visits[state_index(state, observation)]
+
+
+def count_visits(state: Counts, observation: Any, actions: Int[Array, " batch"]) -> Counts:
+    """With these actions counted."""
+    return state._replace(visits=state.visits.at[state_index(state, observation), actions].add(1))

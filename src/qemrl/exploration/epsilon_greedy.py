@@ -1,18 +1,89 @@
-"""ε-greedy, the exploration of DQN."""
+"""Discrete actions from estimates of Q: what an exploration sees, what an agent asks of it, and ε-greedy."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from qemrl.exploration.context import ActionContext, greedy, random_with
+from qemrl.distributional.representations import Representation
 from qemrl.networks.layers import Key
-from qemrl.types import Array, EnvSpec
+from qemrl.types import Array, EnvSpec, ReturnDist
+
+
+class ActionContext(NamedTuple):
+    """What is known when an action is chosen."""
+
+    observation: Any
+    dist: ReturnDist
+    """[batch, members, actions, n]."""
+
+    q: Float[Array, "batch members actions"]
+    mask: Bool[Array, "batch actions"] | None
+    """The actions allowed; None if all are."""
+
+    first: Bool[Array, " batch"]
+    """Whether an episode begins here."""
+
+    step: Int[Array, ""]
+    """How many steps the agent has done in all its environments."""
+
+    learning_starts: int = 0
+    """How many steps there are before the first update."""
+
+
+class Exploration(Protocol):
+    """What an agent asks of an exploration. One that keeps no state and adds no reward inherits that."""
+
+    def init(self, num_envs: int, spec: EnvSpec) -> Any:
+        """The state before the first step."""
+        del num_envs, spec
+        return ()
+
+    def select_action(
+        self, state: Any, context: ActionContext, key: Key, evaluating: bool
+    ) -> tuple[Int[Array, " batch"], Any]:
+        """Actions, and the state from here on."""
+        ...
+
+    def intrinsic_reward(self, state: Any) -> Float[Array, " envs"] | None:
+        """What is added to the reward of the last actions; None if nothing ever is."""
+        del state
+
+    def check_compatible(self, representation: Representation) -> None:
+        """Raise unless it finds what it needs in what the representation holds."""
+        del representation
+
+
+def mask_q(q: Float[Array, "*batch actions"], mask: Bool[Array, "*batch actions"] | None) -> Float[Array, "..."]:
+    """Q with −∞ for actions that are not allowed: the statistic is masked, never the distribution."""
+    return q if mask is None else jnp.where(mask, q, jnp.float32(-jnp.inf))
+
+
+def argmax_action(scores: Float[Array, "batch actions"], mask: Bool[Array, "batch actions"] | None) -> Int[Array, " batch"]:
+    """The allowed action with the largest score; the first of equals."""
+    return jnp.argmax(mask_q(scores, mask), axis=-1).astype(jnp.int32)
+
+
+def greedy_action(context: ActionContext) -> Int[Array, " batch"]:
+    """The action with the largest Q, averaged over members."""
+    return argmax_action(jnp.mean(context.q, axis=1), context.mask)
+
+
+def mix_random(
+    epsilon: Float[Array, ""], context: ActionContext, action: Int[Array, " batch"], key: Key
+) -> Int[Array, " batch"]:
+    """A random allowed action with probability ε, else `action`."""
+    coin_key, action_key = jax.random.split(key)
+    # Gumbel noise on equal scores: a uniform draw among the allowed actions, however many there are.
+    random = argmax_action(jax.random.gumbel(action_key, context.q.shape[::2], jnp.float32), context.mask)
+    explore = jax.random.uniform(coin_key, action.shape, jnp.float32) < epsilon
+    return jnp.where(explore, random, action)
 
 
 @dataclass(frozen=True)
-class EpsilonGreedy:
+class EpsilonGreedy(Exploration):
     """A random allowed action with probability ε, which falls in a straight line; else the greedy one."""
 
     initial: float = 1.0
@@ -37,11 +108,6 @@ class EpsilonGreedy:
         if self.over_steps < 1 or self.begin_steps < 0:
             raise ValueError(f"over_steps must be positive and begin_steps not negative, got {self}")
 
-    def start(self, num_envs: int, spec: EnvSpec) -> tuple[()]:
-        """No state is kept."""
-        del num_envs, spec
-        return ()
-
     def epsilon(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """ε after `step` steps of training."""
         done = (step - self.begin_steps).astype(jnp.float32) / self.over_steps
@@ -50,14 +116,6 @@ class EpsilonGreedy:
     def select_action(
         self, state: tuple[()], context: ActionContext, key: Key, evaluating: bool
     ) -> tuple[Int[Array, " batch"], tuple[()]]:
-        """Actions; the state stays empty."""
+        """A random action with probability ε."""
         epsilon = jnp.float32(self.evaluation) if evaluating else self.epsilon(context.step)
-        return random_with(epsilon, context, greedy(context), key), state
-
-    def reward(self, state: tuple[()]) -> None:
-        """Nothing is added to rewards."""
-        del state
-
-    def check_compatible(self, representation: Any) -> None:
-        """Q is all that it needs."""
-        del representation
+        return mix_random(epsilon, context, greedy_action(context), key), state

@@ -6,9 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from qemrl.agents.estimates import check_compatible
-from qemrl.distributional.representations import Categorical, Scalar
+from qemrl.distributional.representations import Representation, check_compatible
 from qemrl.estimators import QEM
+from qemrl.exploration.bonus import Bonus
+from qemrl.exploration.epsilon_greedy import ActionContext
 from qemrl.types import Array, ReturnDist
 
 ROUNDING = 1e-6
@@ -21,16 +22,16 @@ def _probs(dist: ReturnDist) -> Float[Array, "*batch n"]:
     return jnp.broadcast_to(shares, dist.values.shape)
 
 
-def _require_distribution(bonus: Any, representation: Any) -> None:
-    if isinstance(representation, Scalar):
+def _require_distribution(bonus: Any, representation: Representation) -> None:
+    if representation.content == "mean":
         raise ValueError(
-            f"{type(bonus).__name__} needs a return distribution, and Scalar has none; "
+            f"{type(bonus).__name__} needs a return distribution, and {type(representation).__name__} has none; "
             "use CountBonus with it, or another representation"
         )
 
 
 @dataclass(frozen=True)
-class LeftTruncatedStdBonus:
+class LeftTruncatedStdBonus(Bonus):
     """The root of DLTV's left-truncated variance σ₊² = 1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})² (Mavrin et al., 2019).
 
     θ_{N/2} is the median, so this is half of the variance above and around it. Quantiles that cross are put in order.
@@ -39,33 +40,36 @@ class LeftTruncatedStdBonus:
     released: bool = False
     """As in the authors' code: around the mean, averaged over the upper half, and crossed quantiles stay crossed."""
 
-    def __call__(self, dist: ReturnDist) -> Float[Array, "batch actions"]:
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
-        return jnp.mean(jnp.sqrt(self._released(dist) if self.released else self._published(dist)), axis=1)
+        del state
+        variance = self._released_variance if self.released else self._published_variance
+        return jnp.mean(jnp.sqrt(variance(context.dist)), axis=1)
 
-    def _published(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
+    def _published_variance(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
         order = jnp.argsort(dist.values, axis=-1)
         values, probs = (jnp.take_along_axis(each, order, axis=-1) for each in (dist.values, _probs(dist)))
         reached = jnp.cumsum(probs, axis=-1) >= 0.5 - ROUNDING
         median = jnp.take_along_axis(values, jnp.argmax(reached, axis=-1)[..., None], axis=-1)
         return jnp.sum(probs * jnp.maximum(values - median, 0.0) ** 2, axis=-1) / 2
 
-    def _released(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
+    def _released_variance(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
         probs = _probs(dist)
         mean = jnp.sum(probs * dist.values, axis=-1, keepdims=True)
         levels = jnp.broadcast_to(jnp.asarray(dist.levels, jnp.float32), probs.shape)
         upper = jnp.where(levels >= 0.5 - ROUNDING, probs, 0.0)
         return jnp.sum(upper * (dist.values - mean) ** 2, axis=-1) / jnp.maximum(jnp.sum(upper, axis=-1), ROUNDING)
 
-    def check_compatible(self, representation: Any) -> None:
+    def check_compatible(self, representation: Representation) -> None:
         """Raise unless there is a distribution, and quantiles for the released variant."""
         _require_distribution(self, representation)
-        if self.released and isinstance(representation, Categorical):
-            raise ValueError("the released DLTV takes the upper half of quantiles, and Categorical has none")
+        if self.released and representation.content != "quantiles":
+            kind = type(representation).__name__
+            raise ValueError(f"the released DLTV takes the upper half of quantiles, and {kind} has none")
 
 
 @dataclass(frozen=True)
-class QEMStdBonus:
+class QEMStdBonus(Bonus):
     """The standard deviation of the return by QEM."""
 
     estimator: QEM = field(default_factory=QEM)
@@ -74,11 +78,12 @@ class QEMStdBonus:
     coefficient: bool = False
     """As in the paper's code: |c₁|, the coefficient of the scale, instead of the root of the fit's whole variance."""
 
-    def __call__(self, dist: ReturnDist) -> Float[Array, "batch actions"]:
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
+        del state
         if self.coefficient:
-            return jnp.mean(jnp.abs(self.estimator.coefficients(*dist)[..., 1]), axis=1)
-        return jnp.mean(jnp.sqrt(self.estimator.moments(*dist).variance), axis=1)
+            return jnp.mean(jnp.abs(self.estimator.coefficients(*context.dist)[..., 1]), axis=1)
+        return jnp.mean(jnp.sqrt(self.estimator.moments(*context.dist).variance), axis=1)
 
     def __post_init__(self) -> None:
         if self.estimator.order < 2:
@@ -86,21 +91,23 @@ class QEMStdBonus:
         if self.estimator.needs:
             raise ValueError("a bonus has no evidence to estimate V from: use a variance that knows levels alone")
 
-    def check_compatible(self, representation: Any) -> None:
+    def check_compatible(self, representation: Representation) -> None:
         """Raise unless there are quantiles to fit."""
         check_compatible(self.estimator, representation)
 
 
 @dataclass(frozen=True)
-class StdBonus:
+class StdBonus(Bonus):
     """The standard deviation of the quantiles or atoms themselves."""
 
-    def __call__(self, dist: ReturnDist) -> Float[Array, "batch actions"]:
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
+        del state
+        dist = context.dist
         probs = _probs(dist)
         mean = jnp.sum(probs * dist.values, axis=-1, keepdims=True)
         return jnp.mean(jnp.sqrt(jnp.sum(probs * (dist.values - mean) ** 2, axis=-1)), axis=1)
 
-    def check_compatible(self, representation: Any) -> None:
+    def check_compatible(self, representation: Representation) -> None:
         """Raise unless there is a distribution."""
         _require_distribution(self, representation)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from qemrl.distributional.residuals import residuals
+from qemrl.distributional.losses import quantile_innovations
 from qemrl.estimators.estimated_variance import VarianceInputs
 from qemrl.estimators.estimator import QEM
 from qemrl.estimators.levels import midpoints
@@ -81,7 +81,7 @@ def update_variance_state(
         slow = slow.at[place].add(rate * (row - slow[place]))
     if innovations is not None and curvature is not None:
         levels = jnp.asarray(midpoints(representation.num_quantiles), row.dtype)
-        found = residuals(representation.heads(row), levels, representation.heads(targets), kappa=0.0)
+        found = quantile_innovations(representation.heads(row), levels, representation.heads(targets), kappa=0.0)
         moved = found.innovations
         if _is_full(representation):
             products = jnp.mean(moved[:, :, None] * moved[:, None, :], axis=0)

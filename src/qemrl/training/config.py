@@ -246,7 +246,7 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
     family = env_family(env)
-    agent = PRESETS[preset].configure(family).fitted(num_envs)
+    agent = PRESETS[preset].configure(family).fit_num_envs(num_envs)
     schedule = make_step_schedule(
         num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size
     )

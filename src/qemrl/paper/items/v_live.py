@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qemrl.distributional.residuals import residuals
+from qemrl.distributional.losses import quantile_innovations
 from qemrl.estimators import (
     QEM,
     CountedVariance,
@@ -130,7 +130,7 @@ def _advance(steps: int) -> Callable[..., Chain]:
 def _learn(chain: Chain, seen: tuple[Array, Array, Array]) -> tuple[Chain, None]:
     number, reward, mask = seen
     levels = jnp.asarray(midpoints(COUNT), jnp.float32)
-    found = residuals(chain.values, levels, reward[None], kappa=0.0)
+    found = quantile_innovations(chain.values, levels, reward[None], kappa=0.0)
     products = found.innovations[:, None] * found.innovations[None, :]
     directions = levels[None, :] - (reward < chain.heads).astype(jnp.float32)
     snapshots = jax.lax.cond(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qemrl.distributional.losses import quantile_huber_pairwise
-from qemrl.distributional.residuals import WINDOW, residuals
+from qemrl.distributional.losses import WINDOW, quantile_innovations
 
 LEVELS = jnp.asarray([0.1, 0.5, 0.7], jnp.float32)
 
@@ -21,7 +21,7 @@ def test_innovation_and_curvature_are_derivatives_of_the_loss(kappa: float, weig
     def gradient(values):
         return jax.grad(lambda v: quantile_huber_pairwise(v, LEVELS, targets, probs, kappa).sum())(values)
 
-    found = residuals(values, LEVELS, targets, probs, kappa)
+    found = quantile_innovations(values, LEVELS, targets, probs, kappa)
     np.testing.assert_allclose(found.innovations, -gradient(values), atol=1e-6)
     step = 1e-2 * kappa
     slopes = (gradient(values + step) - gradient(values - step)) / (2 * step)
@@ -33,7 +33,7 @@ def test_innovation_and_curvature_are_derivatives_of_the_loss(kappa: float, weig
 
 def test_without_a_huber_part_by_hand():
     values, targets = jnp.asarray([0.0, 1.0, 2.0]), jnp.asarray([0.0, 1.01, 1.02, 5.0])
-    found = residuals(values, LEVELS, targets, kappa=0.0)
+    found = quantile_innovations(values, LEVELS, targets, kappa=0.0)
     np.testing.assert_allclose(found.innovations, [0.1 - 0.125, 0.5 - 0.25, 0.7 - 0.75], atol=1e-6)
     reach = WINDOW * np.std([0, 1, 2])
     np.testing.assert_allclose(found.curvature, np.array([0.25, 0.5, 0.0]) / (2 * reach), rtol=1e-5)

@@ -19,10 +19,10 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from qemrl.agents.agent import Agent, View
-from qemrl.agents.estimates import check_compatible
+from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
 from qemrl.config.serialize import replace_at, to_json
+from qemrl.distributional.representations import check_compatible
 from qemrl.estimators import Statistic
 from qemrl.training import checkpoint
 from qemrl.training.config import RunConfig, configure, read_config
@@ -62,7 +62,7 @@ class TrainableAgent:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
         self.config = config
         self.spec: EnvSpec = describe_environment(config)
-        self.agent: Agent = make_agent(config.agent, self.spec)
+        self.agent: InspectableAgent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _Loaded | None = None
         self._player = Player(config, self.agent)

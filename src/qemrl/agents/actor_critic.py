@@ -178,9 +178,7 @@ class ActorCriticAgent:
         target = self.bellman_target(state, batch, target_key)
         gradients = jax.value_and_grad(self.critic_loss, has_aux=True)
         (loss, losses), gradient = gradients(before.critics, batch, target, critic_key)
-        critics, optimizer = apply_gradient(
-            self.critic_optimizer, gradient, learning.critic_optimizer, before.critics
-        )
+        critics, optimizer = apply_gradient(self.critic_optimizer, gradient, learning.critic_optimizer, before.critics)
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             action, level_key = from_box(self.box, batch.action), jax.random.fold_in(critic_key, 1)
@@ -281,9 +279,7 @@ class ActorCriticAgent:
             values, levels if levels.ndim == 1 else levels[:, :, 0], None if probs is None else probs[:, :, 0]
         )
 
-    def predict_distribution(
-        self, params: ActorCritic, observation: Any, actions: Array | None = None
-    ) -> ReturnDist:
+    def predict_distribution(self, params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         """That of the action that the policy prefers, or of one that is given for each observation."""
         if actions is None:
             action = self.config.policy.mode(params.policy(observation))

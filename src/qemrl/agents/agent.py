@@ -77,9 +77,7 @@ class Agent(Protocol):
         """What exploration adds to the rewards that the last actions are learned with, or None."""
         ...
 
-    def update(
-        self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]
-    ) -> tuple[Any, Any, Update]:
+    def update(self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]) -> tuple[Any, Any, Update]:
         """Params and optimizer after one more update than there were before."""
         ...
 

@@ -27,10 +27,8 @@ class Choice(NamedTuple):
 class Policy(Protocol):
     """What the agent asks of a policy."""
 
-    @property
-    def has_entropy(self) -> bool:
-        """Whether actions have a density, whose entropy can be weighed."""
-        ...
+    has_entropy: ClassVar[bool]
+    """Whether actions have a density, whose entropy can be weighed."""
 
     def num_outputs(self, components: int) -> int:
         """How many outputs of the network an action with so many components takes."""
@@ -57,17 +55,17 @@ class Policy(Protocol):
 class TanhGaussian(Policy):
     """A normal distribution squashed by tanh, as in SAC."""
 
-    low: float = -20.0
+    log_std_min: float = -20.0
     """The least logarithm of the standard deviation."""
 
-    high: float = 2.0
+    log_std_max: float = 2.0
     """The most."""
 
-    has_entropy: ClassVar = True
+    has_entropy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        if not self.log_std_min < self.log_std_max:
+            raise ValueError(f"log_std_min must be below log_std_max, got {self.log_std_min} and {self.log_std_max}")
 
     def num_outputs(self, components: int) -> int:
         """A mean and a logarithm of the standard deviation for each component."""
@@ -99,7 +97,7 @@ class TanhGaussian(Policy):
 
     def _split(self, outputs: Outputs) -> tuple[Components, Components]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return mean, jnp.clip(log_std, self.low, self.high)
+        return mean, jnp.clip(log_std, self.log_std_min, self.log_std_max)
 
 
 def log_tanh_slope(raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -120,7 +118,7 @@ class Deterministic(Policy):
     target_clip: float = 0.5
     """How large that noise may be."""
 
-    has_entropy: ClassVar = False
+    has_entropy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("noise", "target_noise", "target_clip"):
@@ -167,8 +165,9 @@ class Temperature(Protocol):
         ...
 
     def gradient(self, log_prob: Float[Array, " batch"], components: int) -> Float[Array, ""]:
-        """That of the loss of log α, where it is learned."""
-        ...
+        """That of the loss of log α; zero where it is not learned."""
+        del components
+        return jnp.zeros_like(log_prob, shape=())
 
 
 @dataclass(frozen=True)

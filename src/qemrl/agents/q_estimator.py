@@ -189,13 +189,17 @@ class QEstimator:
     def _update_moments(
         self, state: VarianceState, updates: Int[Array, ""], predict: Callable[[], tuple[ReturnDist, ReturnDist]]
     ) -> VarianceState:
+        assert state.innovations is not None
+        assert state.curvature is not None
+        innovations_before, curvature_before = state.innovations, state.curvature
+
         def update() -> VarianceState:
             innovations, curvature = self._measure_moments(state, *predict())
             number = (updates // MOMENTS_EVERY).astype(jnp.float32)
             rate = jnp.maximum(MOMENTS_RATE, 1 / (number + 1))
             after = state._replace(
-                innovations=state.innovations + rate * (innovations - state.innovations),
-                curvature=state.curvature + rate * (curvature - state.curvature),
+                innovations=innovations_before + rate * (innovations - innovations_before),
+                curvature=curvature_before + rate * (curvature - curvature_before),
             )
             return self._with_weights(after, state.weights is not None)
 

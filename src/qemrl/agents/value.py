@@ -106,7 +106,7 @@ class ValueConfig:
             raise ValueError(
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
-        check_estimator(self.estimator, self.representation, self.representation.num_heads, discrete=True)
+        check_estimator(self.estimator, self.representation, self.representation.num_members, discrete=True)
         if "ema" in self.estimator.needs and self.averaging.selects_target_action:
             raise ValueError("Q is estimated from the EMA network here, which cannot be its own evidence; use Online()")
         self.exploration.check_compatible(self.representation)

@@ -21,10 +21,8 @@ class Ensemble(Protocol):
     pools_atoms: ClassVar[bool] = False
     """Whether it takes members' distributions apart, for which there must be some."""
 
-    @property
-    def size(self) -> int:
-        """How many members there are."""
-        ...
+    size: int
+    """How many members there are."""
 
     def target(self, dist: ReturnDist, q: Estimates) -> ReturnDist:
         """From the members' distributions [batch, members, n] and estimates of Q to one distribution [batch, 1, m]."""

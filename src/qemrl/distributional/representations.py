@@ -32,8 +32,8 @@ from qemrl.distributional.bellman import project_categorical
 from qemrl.distributional.losses import categorical_cross_entropy, huber, quantile_huber
 from qemrl.estimators import Statistic
 from qemrl.estimators.levels import cumulative_levels, midpoints, stratified_levels, uniform_levels
-from qemrl.networks.layers import Key, LayerNorm, Linear
 from qemrl.networks.heads import ActionStreams
+from qemrl.networks.layers import Key, LayerNorm, Linear
 from qemrl.types import ReturnDist
 
 Purpose = Literal["act", "target", "report"]
@@ -57,14 +57,12 @@ CONTENTS: tuple[Content, ...] = get_args(Content)
 class Representation(Protocol):
     """What agents ask of a representation. A new one inherits what it need not say."""
 
-    @property
-    def content(self) -> Content:
-        """What can be read from it: the mean alone, a distribution, or its quantiles."""
-        ...
+    content: ClassVar[Content]
+    """What can be read from it: the mean alone, a distribution, or its quantiles."""
 
     @property
-    def num_heads(self) -> int:
-        """How many heads learn beside one another."""
+    def num_members(self) -> int:
+        """How many heads learn beside one another, each from its own greedy action."""
         return 1
 
     @property
@@ -131,7 +129,7 @@ class Scalar(Representation):
     kappa: float | None = 1.0
     """Where the Huber loss turns from quadratic to linear; None for never, which is half the squared error."""
 
-    content: ClassVar = "mean"
+    content: ClassVar[Content] = "mean"
 
     def __post_init__(self) -> None:
         if self.kappa is not None and not 0 < self.kappa < float("inf"):
@@ -167,7 +165,7 @@ class Categorical(Representation):
     high: float = 10.0
     """The largest return that can be represented. Larger ones are cut, which biases Q."""
 
-    content: ClassVar = "distribution"
+    content: ClassVar[Content] = "distribution"
 
     def __post_init__(self) -> None:
         _require_at_least("num_atoms", self.num_atoms, 2)
@@ -216,12 +214,17 @@ class FixedQuantiles(Representation):
     They act on their mean. How much they disagree can be V (`HeadsVariance`).
     """
 
-    content: ClassVar = "quantiles"
+    content: ClassVar[Content] = "quantiles"
 
     def __post_init__(self) -> None:
         _require_at_least("num_quantiles", self.num_quantiles, 1)
         _require_at_least("num_heads", self.num_heads, 1)
         _require_kappa(self.kappa)
+
+    @property
+    def num_members(self) -> int:
+        """The heads."""
+        return self.num_heads
 
     @property
     def fixed_quantiles(self) -> int:
@@ -338,7 +341,7 @@ class ImplicitQuantiles(Representation):
     Each transition's levels are distributed as before, so expected gradients are the same; IQN draws them apart.
     """
 
-    content: ClassVar = "quantiles"
+    content: ClassVar[Content] = "quantiles"
 
     def __post_init__(self) -> None:
         for name in ("num_levels", "num_target_levels", "num_acting_levels", "num_cosines"):

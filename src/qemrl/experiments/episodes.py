@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from qemrl.agents.agent import Agent, View
+from qemrl.agents.agent import InspectableAgent, View
 from qemrl.api import TrainableAgent
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.training.loops import evaluation_envs
@@ -67,7 +67,7 @@ def play_episode(agent: TrainableAgent, seed: int, render: bool) -> Generator[Mo
         envs.close()
 
 
-def _acting(agent: Agent) -> Callable[..., tuple[Any, Any, Any]]:
+def _acting(agent: InspectableAgent) -> Callable[..., tuple[Any, Any, Any]]:
     def act(params: Any, actor: Any, view: View, step: Any, count: Any, key: Any) -> tuple[Any, Any, Any]:
         """The action, the actor state and Q."""
         actions, actor = agent.act(params, actor, view, step, jax.random.fold_in(key, count), True)

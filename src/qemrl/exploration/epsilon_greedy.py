@@ -61,7 +61,9 @@ def mask_q(q: Float[Array, "*batch actions"], mask: Bool[Array, "*batch actions"
     return q if mask is None else jnp.where(mask, q, jnp.float32(-jnp.inf))
 
 
-def argmax_action(scores: Float[Array, "batch actions"], mask: Bool[Array, "batch actions"] | None) -> Int[Array, " batch"]:
+def argmax_action(
+    scores: Float[Array, "batch actions"], mask: Bool[Array, "batch actions"] | None
+) -> Int[Array, " batch"]:
     """The allowed action with the largest score; the first of equals."""
     return jnp.argmax(mask_q(scores, mask), axis=-1).astype(jnp.int32)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import Agent, AgentState, View
+from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.jax.compiled import CompiledEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.accumulator import Accumulator
@@ -61,7 +61,7 @@ class CompiledLoop:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: InspectableAgent,
         env: CompiledEnv,
         replay: DeviceReplay,
         schedule: StepSchedule,

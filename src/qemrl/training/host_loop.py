@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from qemrl.agents.agent import Agent, AgentState, View
+from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.accumulator import Accumulator
@@ -32,7 +32,7 @@ class HostLoop:
 
     def __init__(
         self,
-        agent: Agent,
+        agent: InspectableAgent,
         envs: HostEnvs,
         make_evaluation_envs: Callable[[int], HostEnvs],
         replay: HostReplay,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.agents.agent import Agent
+from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
 from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
 from qemrl.envs.gym.hosted import hosted_id
@@ -293,7 +293,7 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> Learned | Non
 class Player:
     """Evaluation episodes of a run's agent, without a loop: there is no replay and nothing is learned."""
 
-    def __init__(self, config: RunConfig, agent: Agent) -> None:
+    def __init__(self, config: RunConfig, agent: InspectableAgent) -> None:
         self.config, self.agent = config, agent
         self.act = make_act(agent, evaluating=True)
         self._play = jax.jit(self._play_compiled, static_argnames="episodes")

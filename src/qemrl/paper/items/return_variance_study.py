@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from qemrl.agents.agent import Agent
+from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.envs.jax.compiled import CompiledEnv, make_compiled
@@ -95,7 +95,7 @@ def learned_quantiles(
 class Player(NamedTuple):
     """An agent that plays greedily."""
 
-    agent: Agent
+    agent: InspectableAgent
     params: Any
     env: CompiledEnv
     discount: float

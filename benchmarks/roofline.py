@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from qemrl.agents.value import Network
-from qemrl.networks.layers import Convolution, Linear
 from qemrl.networks.heads import ActionStreams
+from qemrl.networks.layers import Convolution, Linear
 from qemrl.types import EnvSpec
 
 SIZE = 2048

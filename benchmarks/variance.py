@@ -11,7 +11,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.timing import time_in_turns
 from qemrl.agents.env_families import EnvFamily
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
-from qemrl.agents.variance_state import MOMENTS_EVERY
+from qemrl.agents.q_estimator import MOMENTS_EVERY
 from qemrl.distributional.representations import FixedQuantiles
 from qemrl.estimators import (
     QEM,

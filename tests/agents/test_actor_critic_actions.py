@@ -24,7 +24,7 @@ from toy_actor_critics import (
     with_temperature,
 )
 
-from qemrl.agents.actor_critic import CANDIDATES, from_box, make_actor_critic_agent, to_box
+from qemrl.agents.actor_critic import CANDIDATES, ActorCriticAgent, from_box, to_box
 from qemrl.agents.agent import View
 from qemrl.agents.policies import TanhGaussian
 from qemrl.estimators import CVaR, MeanStd
@@ -153,4 +153,4 @@ def test_what_is_logged_of_the_policy_is_its_entropy_and_temperature():
 
 def test_actions_to_choose_from_are_refused_with_the_presets_that_are_for_them():
     with pytest.raises(UnsupportedEnvironment, match=r"has 4 actions to choose from.*qr-dqn"):
-        make_actor_critic_agent(SAC, EnvSpec("discrete", (3,), "float32", 4))
+        ActorCriticAgent(SAC, EnvSpec("discrete", (3,), "float32", 4))

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from qemrl.agents.agent import AgentState, View
-from qemrl.agents.estimates import estimate
 from qemrl.agents.optimizer import AdamConfig
-from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
+from qemrl.agents.value import NetworkConfig, ValueAgent, ValueConfig
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, EmpiricalMean
 from qemrl.exploration import EpsilonGreedy
-from qemrl.types import Batch, EnvSpec, ReturnDist
+from qemrl.types import Batch, EnvSpec
 
 SPEC = EnvSpec("toy", (1,), "float32", 2)
 PLAIN = ValueConfig(
@@ -39,7 +38,7 @@ def quick_compilation() -> Iterator[None]:
 @lru_cache
 def prepared(config: ValueConfig, spec: EnvSpec = SPEC):
     """An agent, a state of it, and its update, compiled once for each configuration."""
-    agent = make_value_agent(config, spec)
+    agent = ValueAgent(config, spec)
     return agent, jax.jit(agent.init)(KEY), jax.jit(lambda s, b, k: agent.update(s, b, k, jnp.int32(0)))
 
 
@@ -206,15 +205,12 @@ def test_acting_and_the_target_know_q_through_the_estimator_alone():
 
 
 def test_an_estimator_that_knows_nothing_leaves_the_first_action():
-    dist = ReturnDist(jnp.asarray([[[[1.0], [5.0], [2.0]]]]), np.array([0.5]))
-
     @dataclass(frozen=True)
     class Nothing(EmpiricalMean):
         def mean(self, values, levels, probs=None):
             del levels, probs
             return jnp.zeros(values.shape[:-1])
 
-    assert estimate(Nothing(), dist).tolist() == [[[0.0, 0.0, 0.0]]]
     chosen = [acted(replace(PLAIN, estimator=each), [[1.0], [2.0]]) for each in (EmpiricalMean(), Nothing())]
     assert chosen == [1, 0]
 
@@ -236,11 +232,11 @@ def test_levels_of_the_greedy_action_the_target_and_the_loss_are_three_draws_for
 
         def loss(self, head, features, actions, target, key):
             del actions, target
-            # `loss` and `evaluate` draw as many levels from a key in the same way.
+            # `loss` and `predict` draw as many levels from a key in the same way.
             seen["loss"] = np.asarray(super().predict(head, features, "target", key).levels)
             raise Enough
 
-    agent = make_value_agent(replace(PLAIN, representation=Noted(4, 4, 4, num_cosines=2)), SPEC)
+    agent = ValueAgent(replace(PLAIN, representation=Noted(4, 4, 4, num_cosines=2)), SPEC)
     with pytest.raises(Enough):
         agent.update(agent.init(KEY), batch([0.0] * 3, [0.9] * 3), KEY, jnp.int32(0))
     assert set(seen) == {"act", "target", "loss"}

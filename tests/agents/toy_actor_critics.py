@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.agents.actor_critic import make_actor_critic_agent
+from qemrl.agents.actor_critic import ActorCriticAgent
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.agent import AgentState
 from qemrl.agents.optimizer import AdamConfig
@@ -88,7 +88,7 @@ def prepared(config: ActorCriticConfig):
 
     The parameters are drawn by NumPy, which spares a program for each configuration.
     """
-    agent = make_actor_critic_agent(config, SPEC)
+    agent = ActorCriticAgent(config, SPEC)
     shapes = jax.eval_shape(agent.init, KEY)
     params, learning, _ = jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape, leaf.dtype)), shapes)
     temperature = None if params.log_temperature is None else jnp.asarray(np.log(0.5), jnp.float32)

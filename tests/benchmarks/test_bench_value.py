@@ -23,7 +23,7 @@ from benchmarks.iterations import (
 from benchmarks.qemrl_value import TASKS, settings, take_turn
 from benchmarks.roofline import layer_multiply_adds, matrix_multiply_peak, update_operations
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
-from qemrl.agents.value import NetworkConfig, ValueConfig, make_value_agent
+from qemrl.agents.value import NetworkConfig, ValueAgent, ValueConfig
 from qemrl.cli.app import main
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.exploration import EpsilonGreedy
@@ -51,7 +51,7 @@ def test_operations_of_an_update_agree_with_those_that_xla_counts():
     # XLA also counts what is no product; at a large batch of wide layers that is little
     config = ValueConfig(representation=FixedQuantiles(32), network=NetworkConfig(widths=(256, 256)), batch_size=128)
     spec = SPECS["cartpole"]
-    agent = make_value_agent(config, spec)
+    agent = ValueAgent(config, spec)
     state = jax.eval_shape(agent.init, jax.random.key(0))
     lowered = jax.jit(agent.update).lower(state, random_batch(spec, 128, 0), jax.random.key(0), np.int32(0))
     counted = (lowered.compile().cost_analysis() or {})["flops"]

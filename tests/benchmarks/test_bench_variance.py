@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.iterations import SPECS
 from benchmarks.variance import CASES, MODELS, Case, configurations, make_iterations
+from qemrl.agents.q_estimator import MOMENTS_EVERY
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.agents.variance_state import MOMENTS_EVERY
 from qemrl.distributional.representations import FixedQuantiles
 from qemrl.estimators import QEM
 
@@ -36,4 +36,4 @@ def test_a_look_is_among_the_iterations_that_are_timed():
         (params, _), (actions, losses) = make_iterations(config, SPECS["cartpole"], count)()
         assert actions.shape == (count, config.update_every, 1)
         assert np.isfinite(losses).all()
-        assert (np.asarray(params.variance_state.curvature) != 1).any() == (count == MOMENTS_EVERY)
+        assert (np.asarray(params.estimator.curvature) != 1).any() == (count == MOMENTS_EVERY)

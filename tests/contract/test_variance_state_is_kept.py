@@ -34,7 +34,7 @@ def test_the_compiled_loop_goes_on_from_a_checkpoint_bit_for_bit(name: str):
     loop = compiled_loop(CONFIGS[name], mixed_probes(probes_for(name)), 2, (0, 1), 2)
     loop.advance(400, False)
     arrays = {place: np.array(array) for place, array in loop.arrays().items()}
-    variance_state = [place for place in arrays if "variance_state" in place]
+    variance_state = [place for place in arrays if ".estimator" in place]
     assert bool(variance_state) == (name != "snapshots")
     loop.advance(800, False)
     expected = {place: np.array(array) for place, array in loop.arrays().items()}

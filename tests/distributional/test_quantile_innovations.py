@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.distributional.losses import quantile_huber_pairwise
-from qemrl.distributional.losses import WINDOW, quantile_innovations
+from qemrl.distributional.losses import WINDOW, quantile_huber_pairwise, quantile_innovations
 
 LEVELS = jnp.asarray([0.1, 0.5, 0.7], jnp.float32)
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.agents.estimates import estimate
 from qemrl.distributional.losses import quantile_huber
 from qemrl.distributional.representations import (
     LEVEL_SAMPLERS,
@@ -18,8 +17,8 @@ from qemrl.distributional.representations import (
     select_action_distribution,
 )
 from qemrl.estimators import QEM
-from qemrl.networks.layers import Linear
 from qemrl.networks.heads import ActionStreams, StreamConfig
+from qemrl.networks.layers import Linear
 from qemrl.types import ReturnDist
 
 KEY = jax.random.key(0)
@@ -222,7 +221,7 @@ def test_a_batch_may_share_its_levels(sampler):
         np.testing.assert_allclose(dist.values[:, 0, 0], expected, rtol=1e-5)
         # The estimator fits one set of levels as it fits equal ones.
         rows = ReturnDist(*(None if each is None else jnp.broadcast_to(each, dist.values.shape) for each in dist))
-        np.testing.assert_allclose(estimate(QEM(2), dist), estimate(QEM(2), rows), rtol=1e-4)
+        np.testing.assert_allclose(QEM(2).mean(*dist), QEM(2).mean(*rows), rtol=1e-4)
     goal = target([[10.0, 12.0], [20.0, 21.0], [30.0, 29.0]])
     loss = representation.loss(head, features, jnp.zeros(3, jnp.int32), goal, KEY)
     levels, _ = LEVEL_SAMPLERS[sampler](jax.random.split(KEY)[1], (1, 6))

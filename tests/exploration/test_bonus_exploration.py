@@ -11,6 +11,7 @@ from qemrl.distributional.representations import Categorical, FixedQuantiles, Im
 from qemrl.estimators import QEM, TailVariance, midpoints
 from qemrl.exploration import (
     ActionContext,
+    Bonus,
     BonusExploration,
     CountBonus,
     LeftTruncatedStdBonus,
@@ -25,11 +26,21 @@ from qemrl.types import EnvSpec, ReturnDist
 SPEC = EnvSpec("none", (1,), "float32", 2)
 
 
-def dist_of(*actions, levels=None, probs=None) -> ReturnDist:
+def make_dist(*actions, levels=None, probs=None) -> ReturnDist:
     """One observation and one member, with these values for each action."""
     values = jnp.asarray(actions, jnp.float32)[None, None]
     levels = midpoints(values.shape[-1]).astype(np.float32) if levels is None else levels
     return ReturnDist(values, levels, probs)
+
+
+def context(dist: ReturnDist, q, step=0, mask=None, learning_starts=0) -> ActionContext:
+    q = jnp.asarray(q, jnp.float32)[None, None]
+    mask = None if mask is None else jnp.asarray(mask)[None]
+    return ActionContext(None, dist, q, mask, jnp.zeros(1, bool), jnp.int32(step), learning_starts)
+
+
+def bonus_values(bonus: Bonus, dist: ReturnDist) -> jax.Array:
+    return bonus((), context(dist, [0.0] * dist.values.shape[2]))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +54,7 @@ def dist_of(*actions, levels=None, probs=None) -> ReturnDist:
     ],
 )
 def test_the_published_spread_is_that_above_the_median(values, variance):
-    spread = LeftTruncatedStdBonus()(dist_of(values, [0.0] * len(values)))
+    spread = bonus_values(LeftTruncatedStdBonus(), make_dist(values, [0.0] * len(values)))
     np.testing.assert_allclose(spread, [[variance**0.5, 0.0]], rtol=1e-6)
 
 
@@ -54,7 +65,9 @@ def test_the_median_is_found_for_any_number_of_quantiles():
         values = np.sort(rng.normal(size=count).astype(np.float32))
         middle = -(-count // 2) - 1
         expected = np.sum((values[middle:] - values[middle]) ** 2) / (2 * count)
-        np.testing.assert_allclose(LeftTruncatedStdBonus()(dist_of(values))[0, 0] ** 2, expected, rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(
+            bonus_values(LeftTruncatedStdBonus(), make_dist(values))[0, 0] ** 2, expected, rtol=1e-4, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -66,23 +79,23 @@ def test_the_median_is_found_for_any_number_of_quantiles():
     ],
 )
 def test_the_released_spread_is_that_of_the_upper_half_around_the_mean(values, variance):
-    spread = LeftTruncatedStdBonus(released=True)(dist_of(values))
+    spread = bonus_values(LeftTruncatedStdBonus(released=True), make_dist(values))
     np.testing.assert_allclose(spread, [[variance**0.5]], rtol=1e-6)
 
 
 def test_spreads_weigh_values_with_their_probabilities():
     """Atoms 0, 1, 2 with 0.2, 0.5, 0.3: the median is 1, the mean 1.1, the variance 0.2·1.21 + 0.5·0.01 + 0.3·0.81."""
     dist = ReturnDist(jnp.asarray([[[[0.0, 1.0, 2.0]]]]), np.zeros(3, np.float32), jnp.asarray([[[[0.2, 0.5, 0.3]]]]))
-    np.testing.assert_allclose(LeftTruncatedStdBonus()(dist), [[0.15**0.5]], rtol=1e-6)
-    np.testing.assert_allclose(StdBonus()(dist), [[0.49**0.5]], rtol=1e-6)
+    np.testing.assert_allclose(bonus_values(LeftTruncatedStdBonus(), dist), [[0.15**0.5]], rtol=1e-6)
+    np.testing.assert_allclose(bonus_values(StdBonus(), dist), [[0.49**0.5]], rtol=1e-6)
 
 
 def test_spreads_are_averaged_over_members():
     values = jnp.asarray([[[[1.0, 2.0, 4.0, 8.0]], [[0.0, 0.0, 0.0, 0.0]]]])
     dist = ReturnDist(values, midpoints(4).astype(np.float32))
     for bonus in (LeftTruncatedStdBonus(), LeftTruncatedStdBonus(released=True), StdBonus(), QEMStdBonus()):
-        one = bonus(ReturnDist(values[:, :1], dist.levels))
-        np.testing.assert_allclose(bonus(dist), one / 2, rtol=1e-5)
+        one = bonus_values(bonus, ReturnDist(values[:, :1], dist.levels))
+        np.testing.assert_allclose(bonus_values(bonus, dist), one / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("coefficient", [False, True])
@@ -90,22 +103,22 @@ def test_spreads_are_averaged_over_members():
 def test_qem_finds_the_spread_of_a_normal_law_exactly_whatever_its_sign(coefficient, levels):
     taus = midpoints(32) if levels == "fixed" else np.random.default_rng(0).uniform(size=(1, 1, 1, 32))
     z = ndtri(taus).reshape(-1)
-    dist = dist_of(3 + 2 * z, 1 - 0.5 * z, levels=taus.astype(np.float32))
-    spread = QEMStdBonus(QEM(4, TailVariance(1.5)), coefficient)(dist)
+    dist = make_dist(3 + 2 * z, 1 - 0.5 * z, levels=taus.astype(np.float32))
+    spread = bonus_values(QEMStdBonus(QEM(4, TailVariance(1.5)), coefficient), dist)
     np.testing.assert_allclose(spread, [[2.0, 0.5]], rtol=1e-3)
 
 
 def test_the_whole_variance_of_the_fit_has_more_in_it_than_the_coefficient_of_the_scale():
     """Exp(1) has variance 1; its expansion has a coefficient of 0.903 for the scale alone (E[z·q(Φ(z))])."""
-    dist = dist_of(-np.log1p(-midpoints(200)))
-    whole, scale = (float(QEMStdBonus(coefficient=c)(dist)[0, 0]) for c in (False, True))
+    dist = make_dist(-np.log1p(-midpoints(200)))
+    whole, scale = (float(bonus_values(QEMStdBonus(coefficient=c), dist)[0, 0]) for c in (False, True))
     assert whole == pytest.approx(1.0, abs=0.01)
     assert scale == pytest.approx(0.903, abs=0.005)
 
 
 def test_the_plain_spread_is_the_standard_deviation_of_the_quantiles():
     values = np.random.default_rng(1).normal(size=(3, 20))
-    np.testing.assert_allclose(StdBonus()(dist_of(*values)), values.std(-1)[None], rtol=1e-5)
+    np.testing.assert_allclose(bonus_values(StdBonus(), make_dist(*values)), values.std(-1)[None], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -127,24 +140,18 @@ def test_schedules(schedule, step, factor):
     assert float(schedule(jnp.int32(step))) == pytest.approx(factor, rel=1e-5)
 
 
-def context(dist: ReturnDist, q, step=0, mask=None, learning_starts=0) -> ActionContext:
-    q = jnp.asarray(q, jnp.float32)[None, None]
-    mask = None if mask is None else jnp.asarray(mask)[None]
-    return ActionContext(None, dist, q, mask, jnp.zeros(1, bool), jnp.int32(step), learning_starts)
-
-
 def choose(exploration: BonusExploration, now: ActionContext, seed=0, evaluating=False) -> int:
-    start = exploration.start(1, SPEC)
+    start = exploration.init(1, SPEC)
     actions, state = exploration.select_action(start, now, jax.random.key(seed), evaluating)
     assert state == ()
-    assert exploration.reward(state) is None
+    assert exploration.intrinsic_reward(state) is None
     assert actions.dtype == jnp.int32
     return int(actions[0])
 
 
 def test_the_bonus_is_added_to_q_as_much_as_the_schedule_says():
     """Spreads 0 and √5: with c the second action has c·√5 more, against a Q of 1 less."""
-    dist = dist_of([0.0] * 4, [1.0, 2.0, 4.0, 8.0])
+    dist = make_dist([0.0] * 4, [1.0, 2.0, 4.0, 8.0])
     for factor, action in ((0.44, 0), (0.45, 1)):
         exploration = BonusExploration(LeftTruncatedStdBonus(), LinearDecay(factor, factor))
         assert choose(exploration, context(dist, [1.0, 0.0])) == action
@@ -155,7 +162,7 @@ def test_the_bonus_is_added_to_q_as_much_as_the_schedule_says():
 @pytest.mark.parametrize(("random_steps", "learning_starts", "end"), [(None, 7, 7), (3, 7, 3), (0, 7, 0)])
 def test_actions_are_random_before(random_steps, learning_starts, end):
     exploration = BonusExploration(LeftTruncatedStdBonus(), random_steps=random_steps)
-    dist = dist_of([0.0] * 4, [0.0] * 4)
+    dist = make_dist([0.0] * 4, [0.0] * 4)
     for step in (0, 2, 3, 6, 7):
         now = context(dist, [1.0, 0.0], step, learning_starts=learning_starts)
         chosen = {choose(exploration, now, seed) for seed in range(30)}
@@ -163,9 +170,9 @@ def test_actions_are_random_before(random_steps, learning_starts, end):
 
 
 def test_in_evaluation_actions_are_random_as_often_as_asked():
-    now = context(dist_of([0.0] * 4, [0.0] * 4), [1.0, 0.0])
+    now = context(make_dist([0.0] * 4, [0.0] * 4), [1.0, 0.0])
     for evaluation, expected in ((0.0, {0}), (1.0, {0, 1})):
-        exploration = BonusExploration(evaluation=evaluation)
+        exploration = BonusExploration(StdBonus(), evaluation=evaluation)
         assert {choose(exploration, now, seed, evaluating=True) for seed in range(30)} == expected
 
 
@@ -175,9 +182,9 @@ def test_in_evaluation_actions_are_random_as_often_as_asked():
         (LeftTruncatedStdBonus(), Scalar(), "LeftTruncatedStdBonus needs a return distribution"),
         (StdBonus(), Scalar(), "StdBonus needs a return distribution"),
         (LeftTruncatedStdBonus(released=True), Categorical(), "upper half of quantiles, and Categorical has none"),
-        (QEMStdBonus(), Scalar(), "QEM needs a return distribution"),
-        (QEMStdBonus(), Categorical(), "QEM estimates Q from quantiles"),
-        (QEMStdBonus(QEM(5)), FixedQuantiles(4), "order 5 needs at least as many quantiles, got num_quantiles=4"),
+        (QEMStdBonus(), Scalar(), "QEM needs quantiles, and Scalar has none"),
+        (QEMStdBonus(), Categorical(), "QEM needs quantiles, and Categorical has none"),
+        (QEMStdBonus(QEM(5)), FixedQuantiles(4), "QEM needs at least 5 quantiles, got num_quantiles=4"),
     ],
 )
 def test_a_bonus_that_does_not_fit_is_refused(bonus, representation, message):
@@ -196,8 +203,8 @@ def test_bonuses_of_any_distribution_fit_all_of_them(bonus, representation):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BonusExploration(random_steps=-1), "random_steps must not be negative, got -1"),
-        (lambda: BonusExploration(evaluation=1.5), "evaluation must be a probability, got 1.5"),
+        (lambda: BonusExploration(StdBonus(), random_steps=-1), "random_steps must not be negative, got -1"),
+        (lambda: BonusExploration(StdBonus(), evaluation=1.5), "evaluation must be a probability, got 1.5"),
         (lambda: QEMStdBonus(QEM(1)), "order 1 fits no spread"),
         (lambda: SqrtLogDecay(-1.0), "scale=-1.0"),
         (lambda: SqrtLogDecay(begin_steps=-1), "begin_steps must not be negative"),

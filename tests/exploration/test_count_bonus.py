@@ -17,7 +17,7 @@ from qemrl.training.config import RunConfig, configure
 from qemrl.training.loops import CompiledRun, HostRun, make_loop
 from qemrl.types import EnvSpec, ReturnDist
 
-NUMBERED = EnvSpec("five cells", (5,), "bool", 3, num_states=5)
+FIVE_STATES = EnvSpec("five cells", (5,), "bool", 3, num_states=5)
 
 
 def context(observation, q, step=0) -> ActionContext:
@@ -25,16 +25,16 @@ def context(observation, q, step=0) -> ActionContext:
     return ActionContext(observation, ReturnDist(q[..., None], np.array([0.5])), q, None, jnp.zeros(len(q), bool), step)
 
 
-def test_numbered_observations_are_counted_exactly():
+def test_discrete_observations_are_counted_exactly():
     bonus, rng, seen = CountBonus(offset=0.01, reward=0.5), np.random.default_rng(0), Counter()
-    state = bonus.start(2, NUMBERED)
+    state = bonus.init(2, FIVE_STATES)
     assert state.visits.shape == (5, 3)
     for _ in range(50):
         cells, actions = rng.integers(5, size=2), rng.integers(3, size=2)
         observation = jnp.asarray(np.eye(5, dtype=bool)[cells])
         expected = [[(seen[cell, action] + 0.01) ** -0.5 for action in range(3)] for cell in cells]
-        np.testing.assert_allclose(bonus.of(state, observation), expected, rtol=1e-5)
-        state = bonus.after(state, observation, jnp.asarray(actions))
+        np.testing.assert_allclose(bonus(state, context(observation, np.zeros((2, 3)))), expected, rtol=1e-5)
+        state = bonus.update(state, context(observation, np.zeros((2, 3))), jnp.asarray(actions))
         pairs = list(zip(cells.tolist(), actions.tolist(), strict=True))
         seen.update(pairs)
         np.testing.assert_allclose(state.reward, [0.5 * (seen[pair] + 0.01) ** -0.5 for pair in pairs], rtol=1e-5)
@@ -54,7 +54,7 @@ def test_numbered_observations_are_counted_exactly():
 )
 def test_other_observations_are_counted_by_the_signs_of_projections(spec, center):
     bonus, rng, seen = CountBonus(bits=4), np.random.default_rng(0), Counter()
-    state = bonus.start(1, spec)
+    state = bonus.init(1, spec)
     assert state.visits.shape == (16, 2)
     places = set()
     for _ in range(200):
@@ -65,16 +65,17 @@ def test_other_observations_are_counted_by_the_signs_of_projections(spec, center
         signs = (observation.reshape(1, 3) - np.asarray(center)) @ np.asarray(state.projection, np.float64) > 0
         place, action = int(signs[0] @ 2 ** np.arange(4)), int(rng.integers(2))
         places.add(place)
+        now = context(jnp.asarray(observation), [[0.0, 0.0]])
         expected = [[(seen[place, a] + 0.01) ** -0.5 for a in range(2)]]
-        np.testing.assert_allclose(bonus.of(state, jnp.asarray(observation)), expected, rtol=1e-5)
-        state = bonus.after(state, jnp.asarray(observation), jnp.asarray([action]))
+        np.testing.assert_allclose(bonus(state, now), expected, rtol=1e-5)
+        state = bonus.update(state, now, jnp.asarray([action]))
         seen[place, action] += 1
     assert len(places) > 3
 
 
 def test_what_was_never_tried_is_tried_first_and_evaluation_counts_nothing():
     exploration = BonusExploration(CountBonus(), LinearDecay(1.0, 1.0), evaluation=0.0)
-    state = exploration.start(1, NUMBERED)
+    state = exploration.init(1, FIVE_STATES)
     here = jnp.asarray(np.eye(5, dtype=bool)[[2]])
     now = context(here, [[0.5, 0.0, 0.2]], jnp.int32(10))
     chosen = []

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.exploration import ActionContext, EpsilonGreedy, allowed, greedy
+from qemrl.exploration import ActionContext, EpsilonGreedy, greedy_action, mask_q
 from qemrl.types import EnvSpec, ReturnDist
 
 SPEC = EnvSpec("none", (1,), "float32", 4)
@@ -20,7 +20,7 @@ def context(q, mask=None, step: int = 0) -> ActionContext:
 
 def choose(exploration: EpsilonGreedy, now: ActionContext, seed: int = 0, evaluating: bool = False) -> np.ndarray:
     actions, state = exploration.select_action(
-        exploration.start(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating
+        exploration.init(now.q.shape[0], SPEC), now, jax.random.key(seed), evaluating
     )
     assert state == ()
     assert actions.dtype == jnp.int32
@@ -64,18 +64,18 @@ def test_a_forbidden_action_is_never_chosen_however_good(epsilon):
 def test_the_first_of_equal_actions_is_greedy_and_masks_come_before_ties():
     q = [[[1.0, 2.0, 2.0]], [[0.0, 0.0, 0.0]], [[5.0, 5.0, 5.0]]]
     mask = [[True, True, True], [True, True, True], [False, True, True]]
-    assert greedy(context(q, mask)).tolist() == [1, 0, 1]
-    assert greedy(context(q)).tolist() == [1, 0, 0]
+    assert greedy_action(context(q, mask)).tolist() == [1, 0, 1]
+    assert greedy_action(context(q)).tolist() == [1, 0, 0]
 
 
 def test_greedy_averages_over_the_members_of_an_ensemble():
-    assert greedy(context([[[0.0, 3.0, 2.0], [1.0, -3.0, 2.0]]])).tolist() == [2]
+    assert greedy_action(context([[[0.0, 3.0, 2.0], [1.0, -3.0, 2.0]]])).tolist() == [2]
 
 
 def test_all_forbidden_values_are_minus_infinity_and_others_are_untouched():
     q = jnp.asarray([[1.0, -2.0]], jnp.float32)
-    assert allowed(q, None) is q
-    assert allowed(q, jnp.asarray([[False, True]])).tolist() == [[-np.inf, -2.0]]
+    assert mask_q(q, None) is q
+    assert mask_q(q, jnp.asarray([[False, True]])).tolist() == [[-np.inf, -2.0]]
 
 
 def test_evaluation_has_an_epsilon_of_its_own():

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.networks.layers import Convolution, Linear, NoisyLinear, patches
 from qemrl.networks.heads import ActionStreams, Stream, StreamConfig
+from qemrl.networks.layers import Convolution, Linear, NoisyLinear, patches
 from qemrl.networks.torsos import MinAtarTorso, MLPTorso, NatureTorso, make_torso, num_features
 from qemrl.types import EnvSpec
 

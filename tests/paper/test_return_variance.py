@@ -14,7 +14,7 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
 from qemrl.envs.jax.probes import REWARD_STD
 from qemrl.estimators import midpoints
-from qemrl.exploration import EpsilonGreedy, LeftTruncatedStdBonus
+from qemrl.exploration import ActionContext, EpsilonGreedy, LeftTruncatedStdBonus
 from qemrl.paper.items import return_variance_study
 from qemrl.paper.items.return_variance import LEAST, Study, bias, error, rank_correlation
 from qemrl.paper.items.return_variance_study import (
@@ -81,7 +81,9 @@ def test_four_times_dltv_is_not_the_variance_of_skewed_quantiles():
 @pytest.mark.parametrize("count", [5, 8, 51])
 def test_dltv_is_the_bonus_of_the_agents(count):
     values = np.random.default_rng(0).normal(size=(7, count))
-    bonus = LeftTruncatedStdBonus()(ReturnDist(jnp.asarray(values[:, None, None], jnp.float32), midpoints(count)))
+    dist = ReturnDist(jnp.asarray(values[:, None, None], jnp.float32), midpoints(count))
+    context = ActionContext(None, dist, jnp.zeros((7, 1, 1)), None, jnp.zeros(7, bool), jnp.int32(0))
+    bonus = LeftTruncatedStdBonus()((), context)
     np.testing.assert_allclose(spreads(values)["DLTV"], np.asarray(bonus)[:, 0], rtol=1e-5)
 
 

@@ -1,6 +1,6 @@
 """What a loop knows of an agent: pure functions, and state that is one pytree of arrays."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 
@@ -47,6 +47,7 @@ class Update(NamedTuple):
     """How surprising each transition was, for prioritized replay."""
 
 
+@runtime_checkable
 class Agent(Protocol):
     """All that a loop knows of an agent: pure functions, which both loops compile.
 
@@ -86,6 +87,7 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
 class InspectableAgent(Agent, Protocol):
     """An agent with the questions that people ask; the answers hold no randomness."""
 

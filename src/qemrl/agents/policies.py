@@ -5,7 +5,7 @@ explore with (`explore`), to bootstrap from (`follow`) and to evaluate (`mode`).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ class Choice(NamedTuple):
     log_prob: Float[Array, " batch"]
 
 
+@runtime_checkable
 class Policy(Protocol):
     """What the agent asks of a policy."""
 
@@ -153,6 +154,7 @@ class Deterministic(Policy):
         return Choice(action, jnp.zeros(action.shape[0], jnp.float32))
 
 
+@runtime_checkable
 class Temperature(Protocol):
     """What the agent asks of the weight α of the policy's entropy."""
 

@@ -4,7 +4,7 @@ Members share levels and probabilities, so that values at the same place are qua
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from qemrl.types import ReturnDist
 Estimates = Float[Array, "batch members"]
 
 
+@runtime_checkable
 class Ensemble(Protocol):
     """What the agent asks of an ensemble."""
 

@@ -19,7 +19,7 @@ bootstrap heads use the member axis, and the exploration picks one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -54,6 +54,7 @@ Content = Literal["mean", "distribution", "quantiles"]
 CONTENTS: tuple[Content, ...] = get_args(Content)
 
 
+@runtime_checkable
 class Representation(Protocol):
     """What agents ask of a representation. A new one inherits what it need not say."""
 

@@ -1,7 +1,7 @@
 """Exploration by a bonus: Q plus a term for what is uncertain or new, which counts less and less."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from qemrl.networks.layers import Key
 from qemrl.types import Array, EnvSpec
 
 
+@runtime_checkable
 class Bonus(Protocol):
     """What is added to Q for each action. One that keeps no state and adds no reward inherits that."""
 

@@ -1,7 +1,7 @@
 """Discrete actions from estimates of Q: what an exploration sees, what an agent asks of it, and ε-greedy."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ class ActionContext(NamedTuple):
     """How many steps there are before the first update."""
 
 
+@runtime_checkable
 class Exploration(Protocol):
     """What an agent asks of an exploration. One that keeps no state and adds no reward inherits that."""
 

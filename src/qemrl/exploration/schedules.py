@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from qemrl.types import Array
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """A factor that depends on the number of steps alone."""
 

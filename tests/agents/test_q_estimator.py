@@ -10,13 +10,13 @@ import pytest
 from jaxtyping import Array
 
 from benchmarks.iterations import SPECS, random_batch
-from qemrl.agents.agent import Agent, AgentState, View
+from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
+from qemrl.agents.q_estimator import GRID, MOMENTS_EVERY, Prediction, QEstimator
 from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.agents.variance_state import GRID, MOMENTS_EVERY, evidence_of, needs_of
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.distributional.losses import quantile_innovations
+from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.estimators import (
     QEM,
     CountedVariance,
@@ -45,7 +45,7 @@ BASE = ValueConfig(
 IMPLICIT = replace(BASE, representation=ImplicitQuantiles(8, 8, 8, num_cosines=8))
 
 
-def learned(config: ValueConfig, updates: int) -> tuple[Agent, AgentState, list[Batch]]:
+def learned(config: ValueConfig, updates: int) -> tuple[InspectableAgent, AgentState, list[Batch]]:
     """An agent after some updates, each from a batch of its own, with a new target network after each third."""
     agent = make_agent(config, SPEC)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -66,24 +66,24 @@ def curves(config: ValueConfig, network: Any, observation: Any) -> Array:
     return representation.predict(network.head, network.torso(jnp.asarray(observation)), "report", None).values
 
 
-def qem_of(config: AgentConfig) -> QEM:
+def get_qem(config: AgentConfig) -> QEM:
     assert isinstance(config.estimator, QEM)
     return config.estimator
 
 
 def test_most_agents_remember_nothing():
-    assert learned(BASE, 1)[1].params.variance_state is None
-    assert learned(replace(BASE, estimator=QEM(2)), 1)[1].params.variance_state is None
+    assert learned(BASE, 1)[1].params.estimator is None
+    assert learned(replace(BASE, estimator=QEM(2)), 1)[1].params.estimator is None
 
 
 def test_time_is_that_of_the_last_update():
     config = replace(BASE, estimator=QEM(2, DecayingVariance(over_steps=50)))
     agent, state, batches = learned(config, 6)
-    assert float(state.params.variance_state.step) == 100 + 5 * BASE.update_every
+    assert float(state.params.estimator.step) == 100 + 5 * BASE.update_every
     values = curves(config, state.params.network, batches[0].observation)
-    expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(step=120))
+    expected = get_qem(config).mean(values, midpoints(8), None, VarianceInputs(step=120))
     np.testing.assert_allclose(agent.q_values(state.params, batches[0].observation), expected[:, 0], rtol=1e-5)
-    late = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(step=10**6))
+    late = get_qem(config).mean(values, midpoints(8), None, VarianceInputs(step=10**6))
     assert np.abs(np.asarray(late - expected)).max() > 1e-5
 
 
@@ -100,26 +100,26 @@ def test_counts_are_those_of_what_was_learned_from():
         params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
         np.add.at(expected, (states, actions), 1)
-    np.testing.assert_array_equal(state.params.variance_state.counts.visits, expected)
+    np.testing.assert_array_equal(state.params.estimator.counts.visits, expected)
     everything = jnp.eye(4)
     values = curves(config, state.params.network, everything)
     visits = jnp.asarray(expected[:, None], jnp.float32)
-    q = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(visits=visits))
+    q = get_qem(config).mean(values, midpoints(8), None, VarianceInputs(visits=visits))
     np.testing.assert_allclose(agent.q_values(state.params, everything), q[:, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("base", [BASE, IMPLICIT], ids=["fixed", "implicit"])
-def test_a_slow_copy_follows_the_network_and_gives_the_slopes(base: ValueConfig):
+def test_an_ema_network_follows_the_network_and_gives_the_slopes(base: ValueConfig):
     config = replace(base, estimator=QEM(2, SparsityVariance()))
-    slow = learned(config, 0)[1].params.network
+    ema = learned(config, 0)[1].params.network
     for updates in (1, 2, 3):
         network = learned(config, updates)[1].params.network
-        slow = jax.tree.map(lambda old, new: old + 5e-4 * (new - old), slow, network)
+        ema = jax.tree.map(lambda old, new: old + 5e-4 * (new - old), ema, network)
     agent, state, batches = learned(config, 3)
-    for found, wanted in zip(jax.tree.leaves(state.params.variance_state.slow), jax.tree.leaves(slow), strict=True):
+    for found, wanted in zip(jax.tree.leaves(state.params.estimator.ema), jax.tree.leaves(ema), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-7)
-    values, other = (curves(config, each, batches[0].observation) for each in (state.params.network, slow))
-    expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(ema=other))
+    values, other = (curves(config, each, batches[0].observation) for each in (state.params.network, ema))
+    expected = get_qem(config).mean(values, midpoints(8), None, VarianceInputs(ema=other))
     np.testing.assert_allclose(agent.q_values(state.params, batches[0].observation), expected[:, 0], rtol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_heads_are_evidence_on_each_other(model: EstimatedVariance):
     for member in range(3):
         heads = jnp.asarray(np.moveaxis(values, 1, -2))
         variance_inputs = VarianceInputs(twin=jnp.asarray(values[:, (member - 1) % 3]), heads=heads)
-        expected.append(qem_of(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
+        expected.append(get_qem(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
     np.testing.assert_allclose(agent.q_values(state.params, seen), np.mean(expected, axis=0), rtol=1e-4, atol=1e-5)
 
 
@@ -151,9 +151,9 @@ def test_moments_are_those_of_the_looks(full: bool):
             own = np.asarray(curves(config, state.params.network, batch.observation))[:, 0]
             following = curves(config, target, batch.next_observation)[:, 0]
             # With moments as they are before the update, the greedy actions are those of the estimator.
-            variance_state = state.params.variance_state
+            variance_state = state.params.estimator
             known = VarianceInputs(innovations=variance_state.innovations, curvature=variance_state.curvature)
-            best = np.asarray(qem_of(config).mean(following, midpoints(8), None, known)).argmax(-1)
+            best = np.asarray(get_qem(config).mean(following, midpoints(8), None, known)).argmax(-1)
             goal = batch.reward[:, None] + batch.discount[:, None] * np.asarray(following)[np.arange(16), best]
             rows = jnp.asarray(own[np.arange(16), batch.action])
             found = quantile_innovations(rows, jnp.asarray(midpoints(8), jnp.float32), jnp.asarray(goal, jnp.float32))
@@ -163,7 +163,7 @@ def test_moments_are_those_of_the_looks(full: bool):
         params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
     assert len(looks) == 2  # the first replaces what was there, the second counts half
-    variance_state = state.params.variance_state
+    variance_state = state.params.estimator
     np.testing.assert_allclose(variance_state.innovations, (looks[0][0] + looks[1][0]) / 2, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(variance_state.curvature, (looks[0][1] + looks[1][1]) / 2, rtol=1e-3, atol=1e-6)
 
@@ -171,28 +171,27 @@ def test_moments_are_those_of_the_looks(full: bool):
 def test_moments_of_drawn_levels_are_kept_on_a_grid():
     config = replace(IMPLICIT, estimator=QEM(2, ResidualVariance()))
     agent, state, batches = learned(config, 11)
-    variance_state = state.params.variance_state
+    variance_state = state.params.estimator
     assert variance_state.innovations.shape == variance_state.curvature.shape == (GRID,)
     assert (np.asarray(variance_state.innovations) > 0).all()
     dist = agent.predict_distribution(state.params, batches[0].observation)
-    variance_inputs = evidence_of(variance_state, dist, needs_of(config.estimator))
-    assert isinstance(variance_inputs, VarianceInputs)
+    variance_inputs = QEstimator(config.estimator, config.representation)._inputs(Prediction(dist), variance_state)
     assert variance_inputs.curvature is not None
     expected = np.interp(midpoints(8), midpoints(GRID), variance_state.curvature)
     np.testing.assert_allclose(variance_inputs.curvature, expected, rtol=1e-5)
 
 
-def test_a_slow_copy_acts():
+def test_an_ema_network_acts():
     config = replace(BASE, averaging=EMA(0.1), estimator=QEM(2))
     agent, state, batches = learned(config, 5)
     seen = batches[0].observation
-    slow = curves(config, state.params.variance_state.slow, seen)
-    q = qem_of(config).mean(slow, midpoints(8))
+    ema = curves(config, state.params.ema, seen)
+    q = get_qem(config).mean(ema, midpoints(8))
     np.testing.assert_allclose(agent.q_values(state.params, seen), q[:, 0], rtol=1e-5)
     view = View(jnp.asarray(seen), None, jnp.zeros(16, bool))
     actions, _ = agent.act(state.params, agent.init_actor(16), view, jnp.int32(10**6), jax.random.key(0), True)
     np.testing.assert_array_equal(actions, np.asarray(q)[:, 0].argmax(-1))
-    fast = qem_of(config).mean(curves(config, state.params.network, seen), midpoints(8))
+    fast = get_qem(config).mean(curves(config, state.params.network, seen), midpoints(8))
     assert np.abs(np.asarray(fast - q)).max() > 1e-4
 
 
@@ -211,7 +210,7 @@ def test_snapshots_are_the_last_target_networks(preset: str):
     def evaluate(network: Any) -> Any:
         return representation.predict(network.head, network.torso(seen), "target", jax.random.key(1))
 
-    found, parts = config.averaging.curves(state.target, evaluate), [evaluate(network) for network in networks]
+    found, parts = config.averaging.predict(state.target, evaluate), [evaluate(network) for network in networks]
     np.testing.assert_allclose(found.values, np.mean([part.values for part in parts], axis=0), atol=1e-5)
     np.testing.assert_allclose(found.levels, np.mean([part.levels for part in parts], axis=0), atol=1e-5)
     if found.probs is not None:
@@ -280,7 +279,7 @@ def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
         state = state._replace(params=params, optimizer=learning)
         assert np.isfinite(update.loss)
     dist = agent.predict_distribution(state.params, batch.observation)
-    values, variance_state = np.asarray(dist.values)[:, :, 0], state.params.variance_state
+    values, variance_state = np.asarray(dist.values)[:, :, 0], state.params.estimator
     members = []
     for member in range(2):
         variance_inputs = VarianceInputs(
@@ -290,10 +289,10 @@ def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
             innovations=variance_state.innovations,
             curvature=variance_state.curvature,
         )
-        members.append(qem_of(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
+        members.append(get_qem(config).mean(jnp.asarray(values[:, member]), midpoints(8), None, variance_inputs))
     expected = np.min(members, axis=0)
     np.testing.assert_allclose(np.asarray(agent.q_values(state.params, batch.observation))[:, 0], expected, atol=1e-4)
     plain = np.min(EmpiricalMean().mean(values, midpoints(8)), axis=1)
     assert np.abs(expected - plain).max() > 1e-6
     if variance_state.curvature is not None:
-        assert np.abs(np.asarray(variance_state.curvature - first.params.variance_state.curvature)).max() > 1e-3
+        assert np.abs(np.asarray(variance_state.curvature - first.params.estimator.curvature)).max() > 1e-3

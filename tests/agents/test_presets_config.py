@@ -297,11 +297,11 @@ def test_a_preset_that_is_not_there_gets_a_suggestion():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
-        ({"estimator": QEM(), "representation": Categorical()}, "QEM estimates Q from quantiles, and Categorical has"),
+        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs quantiles, and Scalar has none"),
+        ({"estimator": QEM(), "representation": Categorical()}, "QEM needs quantiles, and Categorical has"),
         (
             {"estimator": QEM(order=4), "representation": FixedQuantiles(3)},
-            "order 4 needs at least as many .* got num_quantiles=3",
+            "QEM needs at least 4 quantiles, got num_quantiles=3",
         ),
         ({"estimator": QEM(), "representation": ImplicitQuantiles(num_acting_levels=3)}, "got num_acting_levels=3"),
         ({"discount": 0.0}, "discount must be in"),
@@ -318,15 +318,15 @@ def test_agents_that_make_no_sense_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs a return distribution, and Scalar has none"),
+        ({"estimator": QEM(), "representation": Scalar()}, "QEM needs quantiles, and Scalar has none"),
         ({"estimator": CVaR(), "representation": Scalar()}, "CVaR needs a return distribution, and Scalar has none"),
         (
             {"estimator": QEM(order=4), "representation": FixedQuantiles(3)},
-            "order 4 needs at least as many .* got num_quantiles=3",
+            "QEM needs at least 4 quantiles, got num_quantiles=3",
         ),
         (
             {"estimator": QEM(order=4), "representation": ImplicitQuantiles(8, 3, 8)},
-            "order 4 needs at least as many .* got num_target_levels=3",
+            "QEM needs at least 4 quantiles, got num_target_levels=3",
         ),
         ({"ensemble": PooledTruncation(), "representation": Scalar()}, "pools atoms, and Scalar has none"),
         ({"policy": Deterministic()}, "a deterministic policy has no entropy to weigh"),

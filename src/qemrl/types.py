@@ -97,10 +97,10 @@ class EnvSpec(NamedTuple):
     stacked_frames: int = 1
     """How many frames the first axis of an observation stacks, each of which is stored once; one means no stacking."""
 
-    low: tuple[float, ...] | None = None
-    """Finite lower bounds of a vector observation, with `high`; None where there are none."""
+    observation_low: tuple[float, ...] | None = None
+    """Finite lower bounds of a vector observation, with `observation_high`; None where there are none."""
 
-    high: tuple[float, ...] | None = None
+    observation_high: tuple[float, ...] | None = None
 
     num_states: int | None = None
     """How many observations there are, if they are discrete: each is a vector of zeros with a one in its own place."""

@@ -197,7 +197,7 @@ def test_the_noise_of_exploring_has_its_own_size_and_is_not_clipped():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TanhGaussian(2.0, 2.0), "low must be below high, got 2.0 and 2.0"),
+        (lambda: TanhGaussian(2.0, 2.0), "log_std_min must be below log_std_max, got 2.0 and 2.0"),
         (lambda: Deterministic(noise=-0.1), "noise must be finite and not negative, got -0.1"),
         (lambda: Deterministic(target_clip=float("inf")), "target_clip must be finite"),
         (lambda: Deterministic(target_noise=float("nan")), "target_noise must be finite"),

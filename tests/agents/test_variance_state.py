@@ -119,7 +119,7 @@ def test_a_slow_copy_follows_the_network_and_gives_the_slopes(base: ValueConfig)
     for found, wanted in zip(jax.tree.leaves(state.params.variance_state.slow), jax.tree.leaves(slow), strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-7)
     values, other = (curves(config, each, batches[0].observation) for each in (state.params.network, slow))
-    expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(slow=other))
+    expected = qem_of(config).mean(values, midpoints(8), None, VarianceInputs(ema=other))
     np.testing.assert_allclose(agent.q_values(state.params, batches[0].observation), expected[:, 0], rtol=1e-4)
 
 

@@ -54,9 +54,9 @@ def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
     size, name = 1 + count, f"polyak_update/{'-'.join(names)}"
     ends = (-1.0,) * size, (1.0,) * size
     if box is not None:
-        spec = EnvSpec(name, (size,), "float32", 0, low=ends[0], high=ends[1], box=box)
+        spec = EnvSpec(name, (size,), "float32", 0, observation_low=ends[0], observation_high=ends[1], box=box)
         return CompiledEnv(spec, reset, step, envs[0].draw)
-    spec = EnvSpec(name, (size,), "float32", num_actions, True, low=ends[0], high=ends[1])
+    spec = EnvSpec(name, (size,), "float32", num_actions, True, observation_low=ends[0], observation_high=ends[1])
     return CompiledEnv(spec, reset, step, envs[0].draw, jax.jit(mask))
 
 

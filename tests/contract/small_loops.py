@@ -69,7 +69,7 @@ def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
         config,
         ensemble=replace(ensemble, drop=1) if isinstance(ensemble, PooledTruncation) else ensemble,
         # As with the value agents: much noise, so that the critics soon know what other actions lead to.
-        policy=Deterministic(noise=0.5) if isinstance(config.policy, Deterministic) else TanhGaussian(low=-1.2),
+        policy=Deterministic(noise=0.5) if isinstance(config.policy, Deterministic) else TanhGaussian(log_std_min=-1.2),
         temperature=temperature,
         network=ActorCriticNetworkConfig(
             policy_widths=(32,), critic_widths=(64,), critic_hidden=(32,), layer_norm=config.network.layer_norm

@@ -36,7 +36,7 @@ class Recorded(gymnasium.Env):
     def __init__(self, spec: EnvSpec, rows: dict[str, np.ndarray], chosen: list[np.ndarray]) -> None:
         self.rows, self.chosen, self.now = rows, chosen, 0
         # The bounds are the compiled environment's: networks bring observations to [−1, 1] by them.
-        low, high = (np.array(ends, np.float32) for ends in (spec.low, spec.high))
+        low, high = (np.array(ends, np.float32) for ends in (spec.observation_low, spec.observation_high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         if spec.box is None:
             self.action_space = gymnasium.spaces.Discrete(spec.num_actions)

@@ -49,7 +49,7 @@ def play(name: str):
 @pytest.mark.parametrize("name", ALL)
 def test_observations_and_actions_are_one_number_each(name):
     probe, spec = BOX_PROBES[name], make_compiled(f"probe/{name}").spec
-    assert (spec.observation_shape, spec.low, spec.high) == ((1,), (-1.0,), (1.0,))
+    assert (spec.observation_shape, spec.observation_low, spec.observation_high) == ((1,), (-1.0,), (1.0,))
     assert (spec.num_actions, spec.action_shape, spec.action_dtype, spec.has_mask) == (0, (1,), "float32", False)
     assert box_of(name) == ((-2.0, 4.0) if name == "c5" else (-1.0, 1.0))
     seen, outcomes = play(name)

@@ -240,10 +240,10 @@ def test_time_limits_truncate_and_falls_terminate():
 def test_specs_say_what_spaces_say():
     spec = make_host_envs("MountainCar-v0", 1).spec
     assert (spec.observation_shape, spec.observation_dtype, spec.num_actions) == ((2,), "float32", 3)
-    np.testing.assert_allclose(np.array(spec.low), [-1.2, -0.07], rtol=1e-6)
-    np.testing.assert_allclose(np.array(spec.high), [0.6, 0.07], rtol=1e-6)
+    np.testing.assert_allclose(np.array(spec.observation_low), [-1.2, -0.07], rtol=1e-6)
+    np.testing.assert_allclose(np.array(spec.observation_high), [0.6, 0.07], rtol=1e-6)
     spec = make_host_envs("CartPole-v1", 1).spec  # open bounds: the usual ones are taken
-    assert (spec.low, spec.high) == USUAL_BOUNDS["CartPole-v1"]
+    assert (spec.observation_low, spec.observation_high) == USUAL_BOUNDS["CartPole-v1"]
     spec = make_host_envs("Counting-v0", 1).spec  # float64, actions from 5
     assert (spec.observation_dtype, spec.num_actions) == ("float32", 3)
 

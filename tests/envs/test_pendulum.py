@@ -40,8 +40,8 @@ def test_its_spaces_are_gymnasiums(env, reference):
     assert box.shape == reference.action_space.shape
     np.testing.assert_array_equal(box.low, reference.action_space.low)
     np.testing.assert_array_equal(box.high, reference.action_space.high)
-    np.testing.assert_array_equal(env.spec.low, reference.observation_space.low)
-    np.testing.assert_array_equal(env.spec.high, reference.observation_space.high)
+    np.testing.assert_array_equal(env.spec.observation_low, reference.observation_space.low)
+    np.testing.assert_array_equal(env.spec.observation_high, reference.observation_space.high)
 
 
 def test_it_steps_as_gymnasiums_does_from_any_state(step, reference):

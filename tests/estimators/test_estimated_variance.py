@@ -43,7 +43,7 @@ def evidence_for(model: EstimatedVariance) -> VarianceInputs:
     return VarianceInputs(
         step=5_000,
         visits=np.arange(15.0).reshape(5, 3),
-        slow=SLOW,
+        ema=SLOW,
         twin=SLOW[::-1].copy(),
         heads=np.stack([VALUES, SLOW, SLOW[::-1]], axis=-2),
         innovations=products if model.full else np.einsum("...ii->...i", products),
@@ -105,7 +105,7 @@ def test_random_levels_in_any_order(model: EstimatedVariance):
         return field
 
     other = variance_inputs._replace(
-        slow=turned(variance_inputs.slow, 1),
+        ema=turned(variance_inputs.ema, 1),
         twin=turned(variance_inputs.twin, 1),
         heads=turned(variance_inputs.heads, 1),
         innovations=turned(variance_inputs.innovations, 2 if model.full else 1),
@@ -157,7 +157,7 @@ def relative(found: np.ndarray, truth: np.ndarray) -> float:
 @pytest.mark.parametrize("name", ["normal", "exponential", "mixture"])
 def test_the_slope_of_exact_quantiles_gives_the_covariance_of_learning(name: str):
     distribution, levels = DISTRIBUTIONS[name], midpoints(256)
-    variance_inputs = VarianceInputs(slow=distribution.quantile(levels))
+    variance_inputs = VarianceInputs(ema=distribution.quantile(levels))
     sgd = SparsityVariance(power=1, shrinkage=0.0, full=True).estimate(levels, variance_inputs)
     assert relative(np.asarray(sgd), SGDNoise().covariance(distribution, levels)) < 0.1
     inner = slice(16, -16)  # the slope between neighbors is not that at the ends of heavy tails
@@ -182,7 +182,7 @@ def test_what_is_missing_is_named():
         ValueError, match=r"ResidualVariance estimates V from curvature: give variance_inputs=VarianceInputs\("
     ):
         QEM(2, ResidualVariance()).mean(VALUES, LEVELS, None, VarianceInputs(innovations=np.ones(8)))
-    with pytest.raises(ValueError, match="slow"):
+    with pytest.raises(ValueError, match="ema"):
         QEM(2, SparsityVariance()).weights(LEVELS)
     with pytest.raises(ValueError, match="at least two"):
         QEM(2, HeadsVariance()).mean(VALUES, LEVELS, None, VarianceInputs(heads=VALUES[..., None, :]))

@@ -43,7 +43,10 @@ def test_numbered_observations_are_counted_exactly():
 @pytest.mark.parametrize(
     ("spec", "center"),
     [
-        (EnvSpec("bounded", (3,), "float32", 2, low=(0.0, -1.0, 0.0), high=(10.0, 1.0, 4.0)), [5.0, 0.0, 2.0]),
+        (
+            EnvSpec("bounded", (3,), "float32", 2, observation_low=(0.0, -1.0, 0.0), observation_high=(10.0, 1.0, 4.0)),
+            [5.0, 0.0, 2.0],
+        ),
         (EnvSpec("unbounded", (3,), "float32", 2), [0.0, 0.0, 0.0]),
         (EnvSpec("board", (3, 1, 1), "bool", 2), [0.5, 0.5, 0.5]),
         (EnvSpec("picture", (1, 3, 1), "uint8", 2), [127.5, 127.5, 127.5]),

@@ -131,7 +131,7 @@ def test_critics_differ_from_each_other_at_first(dsac):
 
 def test_the_action_joins_what_the_torso_makes_of_the_observation():
     """The observation's bounds are known here, so it is brought to [−1, 1]; the action is there already."""
-    spec = SPEC._replace(low=(0.0, -1.0, -4.0), high=(2.0, 1.0, 4.0))
+    spec = SPEC._replace(observation_low=(0.0, -1.0, -4.0), observation_high=(2.0, 1.0, 4.0))
     torso = CriticTorso("auto", (), False, spec, KEY)
     found = jax.jit(lambda *given: torso(*given))(jnp.asarray([[2.0, 0.5, -2.0]]), jnp.asarray([[0.25, -1.0]]))
     np.testing.assert_allclose(found, [[1.0, 0.5, -0.5, 0.25, -1.0]], atol=1e-6)

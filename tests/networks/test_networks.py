@@ -13,7 +13,7 @@ from qemrl.types import EnvSpec
 
 ATARI = EnvSpec("frames", (4, 84, 84), "uint8", 6, stacked_frames=4)
 MINATAR = EnvSpec("board", (10, 10, 7), "bool", 6)
-VECTOR = EnvSpec("vector", (3,), "float32", 2, low=(-1.0, 0.0, 10.0), high=(1.0, 4.0, 30.0))
+VECTOR = EnvSpec("vector", (3,), "float32", 2, observation_low=(-1.0, 0.0, 10.0), observation_high=(1.0, 4.0, 30.0))
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -231,7 +231,7 @@ def test_observations_are_brought_to_one_by_their_bounds():
     torso = make_torso("mlp", (), VECTOR, jax.random.key(0))
     observations = jnp.array([[-1, 0, 10], [1, 4, 30], [0, 1, 25]], jnp.float32)
     np.testing.assert_allclose(torso(observations), [[-1, -1, -1], [1, 1, 1], [0, -0.5, 0.5]], atol=1e-6)
-    unbounded = make_torso("mlp", (), VECTOR._replace(low=None, high=None), jax.random.key(0))
+    unbounded = make_torso("mlp", (), VECTOR._replace(observation_low=None, observation_high=None), jax.random.key(0))
     np.testing.assert_array_equal(unbounded(observations), observations)
 
 

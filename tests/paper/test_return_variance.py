@@ -127,7 +127,7 @@ def coin(stop: float) -> CompiledEnv:
         heads, ends = jax.random.bernoulli(key, 0.5), jax.random.bernoulli(jax.random.fold_in(key, 1), stop)
         return Outcome(state + 1, seen(state + 1), heads.astype(jnp.float32), ends, jnp.bool_(False))
 
-    spec = EnvSpec("coin", (1,), "float32", 2, low=(-1.0,), high=(1.0,))
+    spec = EnvSpec("coin", (1,), "float32", 2, observation_low=(-1.0,), observation_high=(1.0,))
     return CompiledEnv(spec, lambda _: (jnp.int32(0), seen(jnp.int32(0))), step, lambda _: np.zeros((1, 1, 3)))
 
 

@@ -84,7 +84,7 @@ def test_q_is_the_estimate_with_the_evidence_of_each_state_and_action(model: Est
             variance_inputs = VarianceInputs(
                 step=400,
                 visits=np.float64(visits[s, a]).reshape(()),
-                slow=None if variance_state.slow is None else variance_state.slow[0, s, a],
+                ema=None if variance_state.ema is None else variance_state.ema[0, s, a],
                 twin=rows[s, a, head - 1],
                 heads=rows[s, a],
                 innovations=None if variance_state.innovations is None else variance_state.innovations[0, s, a],
@@ -114,8 +114,8 @@ def test_a_slow_row_is_the_mean_of_the_visits_at_first():
     history = learn(mdp, learning, [0], policy=np.zeros(1, int))
     before = np.concatenate([[np.nan * history.rows[0, 0, 0]], history.rows[0, :-1, 0]])  # the first was not recorded
     assert history.variance_state is not None
-    assert history.variance_state.slow is not None
-    found = 20 * history.variance_state.slow[0, 0, 0] - before[1:].sum(0)
+    assert history.variance_state.ema is not None
+    found = 20 * history.variance_state.ema[0, 0, 0] - before[1:].sum(0)
     moved = history.rows[0, 0, 0] - found
     levels = midpoints(4)
     for size in moved / 0.1 - levels:  # one return moved every quantile up by its level or down by the rest

@@ -53,15 +53,15 @@ class Policy(Protocol):
 class TanhGaussian:
     """A normal distribution squashed by tanh, as in SAC."""
 
-    low: float = -20.0
+    log_std_min: float = -20.0
     """The least logarithm of the standard deviation."""
 
-    high: float = 2.0
+    log_std_max: float = 2.0
     """The most."""
 
     def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low} and {self.high}")
+        if not self.log_std_min < self.log_std_max:
+            raise ValueError(f"log_std_min must be below log_std_max, got {self.log_std_min} and {self.log_std_max}")
 
     def outputs(self, components: int) -> int:
         """A mean and a logarithm of the standard deviation for each component."""
@@ -93,7 +93,7 @@ class TanhGaussian:
 
     def _law(self, outputs: Outputs) -> tuple[Components, Components]:
         mean, log_std = jnp.split(outputs, 2, axis=-1)
-        return mean, jnp.clip(log_std, self.low, self.high)
+        return mean, jnp.clip(log_std, self.log_std_min, self.log_std_max)
 
 
 def log_slope_of_tanh(raw: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -119,7 +119,7 @@ class ValueConfig:
         check_compatible(self.estimator, self.representation)
         members = getattr(self.representation, "num_heads", 1)
         check_variance_inputs(self.estimator, self.representation, members, discrete=True)
-        if "slow" in needs_of(self.estimator) and isinstance(self.averaging, EMA):
+        if "ema" in needs_of(self.estimator) and isinstance(self.averaging, EMA):
             raise ValueError("Q is estimated from the EMA network here, which cannot be its own evidence; use Online()")
         self.exploration.check_compatible(self.representation)
 
@@ -161,7 +161,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Agent:
         return ActionStreams(streams, features, spec.num_actions, outputs, key)
 
     needs, averaging = needs_of(estimator), config.averaging
-    keeps_slow = "slow" in needs or isinstance(averaging, EMA)
+    keeps_slow = "ema" in needs or isinstance(averaging, EMA)
 
     def init(key: Key) -> AgentState:
         torso_key, head_key = jax.random.split(key)
@@ -192,7 +192,7 @@ def make_value_agent(config: ValueConfig, spec: EnvSpec) -> Agent:
         if variance_state is None or not needs:
             return None
         # The same key draws the same levels.
-        slow = evaluated(variance_state.slow, observation, purpose, key).values if "slow" in needs else None
+        slow = evaluated(variance_state.slow, observation, purpose, key).values if "ema" in needs else None
         return evidence_of(variance_state, dist, needs, slow, lookup_visits(variance_state, observation))
 
     def act(

@@ -133,7 +133,7 @@ def evidence_of(
     return VarianceInputs(
         step=variance_state.step,
         visits=None if visits is None else visits[:, None],
-        slow=slow,
+        ema=slow,
         twin=jnp.roll(dist.values, 1, axis=1) if "twin" in needs else None,
         heads=jnp.moveaxis(dist.values, 1, -2)[:, None] if "heads" in needs else None,
         innovations=innovations,
@@ -219,8 +219,8 @@ def check_variance_inputs(estimator: Any, representation: Any, members: int, dis
     needs, name = needs_of(estimator), type(getattr(estimator, "variance", None)).__name__
     if "visits" in needs and not discrete:
         raise ValueError(f"{name} counts discrete actions, and these are continuous; use another model of V")
-    if "slow" in needs and not discrete:
-        raise ValueError(f"{name} with source='slow': these agents have no EMA network that acts; use source='twin'")
+    if "ema" in needs and not discrete:
+        raise ValueError(f"{name} with source='ema': these agents have no EMA network that acts; use source='twin'")
     if members < 2 and ("twin" in needs or "heads" in needs):
         raise ValueError(
             f"{name} compares learners, and there is one; give FixedQuantiles num_heads (--representation.num-heads 2)"

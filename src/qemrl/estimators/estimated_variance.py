@@ -6,7 +6,7 @@ covariance, for generalized least squares. Only ratios matter, here as there.
 
 The quantiles whose mean is sought must not be their own evidence. A value that chance moved up looks precise to its
 neighbors below and noisy to those above, and the fit then follows chance: on two modes the variance of the estimate
-doubles. Hence a EMA network, a twin, other heads.
+doubles. Hence an EMA network, a twin, other heads.
 """
 
 import math
@@ -34,8 +34,8 @@ class VarianceInputs(NamedTuple):
     visits: Float[Array, "*batch"] | None = None
     """How often each distribution was learned from."""
 
-    slow: Float[Array, "*batch n"] | None = None
-    """The same quantiles from a EMA network of what learns them."""
+    ema: Float[Array, "*batch n"] | None = None
+    """The same quantiles from an EMA network of what learns them."""
 
     twin: Float[Array, "*batch n"] | None = None
     """The same quantiles from another learner."""
@@ -143,13 +143,13 @@ class SparsityVariance:
 
     Quantiles of a sample, or fitted to a replay, have the covariance (min(s, t) − st) q′(s) q′(t), up to a factor:
     power 2. Quantile regression with a constant step has (min(s, t) − st) / (1/q′(s) + 1/q′(t)): power 1. The slope is
-    that of a EMA network, or of a twin; where quantiles cross, its size counts.
+    that of an EMA network, or of a twin; where quantiles cross, its size counts.
     """
 
     power: Literal[1, 2] = 2
     """2 for quantiles that are fitted to many returns at once, 1 for a constant step."""
 
-    source: Literal["slow", "twin"] = "slow"
+    source: Literal["ema", "twin"] = "ema"
     """Whose slope is taken."""
 
     reach: int = 1
@@ -165,8 +165,8 @@ class SparsityVariance:
         _require_share(self.shrinkage)
         if self.power not in (1, 2):
             raise ValueError(f"power must be 1 (constant step) or 2 (sample quantiles), got {self.power!r}")
-        if self.source not in ("slow", "twin"):
-            raise ValueError(f"source must be 'slow' or 'twin', got {self.source!r}")
+        if self.source not in ("ema", "twin"):
+            raise ValueError(f"source must be 'ema' or 'twin', got {self.source!r}")
         if self.reach < 1:
             raise ValueError(f"reach must be at least 1, got {self.reach}")
 

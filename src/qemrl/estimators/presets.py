@@ -32,7 +32,7 @@ ESTIMATORS: dict[str, EstimatorPreset] = {
     "qem-auto": EstimatorPreset(QEM(variance="auto"), "a line in the level, V from the spacing of the levels"),
     "qem-decay": EstimatorPreset(QEM(variance=DecayingVariance()), "V = 1.5 in the tails, which fades with time"),
     "qem-counts": EstimatorPreset(QEM(variance=CountedVariance()), "V = 1.5 in the tails, which fades with visits"),
-    "qem-sparsity": EstimatorPreset(QEM(variance=SparsityVariance()), "V from the slope of a EMA network's quantiles"),
+    "qem-sparsity": EstimatorPreset(QEM(variance=SparsityVariance()), "V from the slope of an EMA network's quantiles"),
     "qem-twin": EstimatorPreset(
         QEM(variance=SparsityVariance(source="twin")), "V from the slope of a twin's quantiles"
     ),

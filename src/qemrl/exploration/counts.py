@@ -88,8 +88,8 @@ class CountBonus:
 
 def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
     """The center of the observations, as far as it is known: seen from there signs tell them apart."""
-    if spec.low is not None and spec.high is not None:
-        return (np.asarray(spec.low, np.float32) + np.asarray(spec.high, np.float32)) / 2
+    if spec.observation_low is not None and spec.observation_high is not None:
+        return (np.asarray(spec.observation_low, np.float32) + np.asarray(spec.observation_high, np.float32)) / 2
     middle = {"bool": 0.5, "uint8": 127.5}.get(spec.observation_dtype, 0.0)
     return np.full(features, middle, np.float32)
 

@@ -60,7 +60,7 @@ class MLPTorso(eqx.Module):
         sizes = (math.prod(spec.observation_shape), *widths)
         keys = jax.random.split(key, max(len(widths), 1))
         self.layers = tuple(Linear(sizes[i], sizes[i + 1], keys[i]) for i in range(len(widths)))
-        self.low, self.high = spec.low, spec.high
+        self.low, self.high = spec.observation_low, spec.observation_high
 
     def __call__(self, observation: Array) -> Float[Array, "batch features"]:
         """The features of observations [batch, ...]."""

@@ -15,7 +15,7 @@ from qemrl.tabular.representations import Quantiles
 class VarianceState(NamedTuple):
     """What is remembered; what the estimator does not need is None."""
 
-    slow: Float[Array, "*table d"] | None
+    ema: Float[Array, "*table d"] | None
     """Running means of the rows, over visits."""
 
     innovations: Float[Array, "*table n"] | Float[Array, "*table n n"] | None
@@ -33,7 +33,7 @@ def begin(representation: Quantiles, table: Float[Array, "s a d"]) -> VarianceSt
         same = jnp.eye(count) if _is_full(representation) else jnp.ones(count)
         innovations = jnp.broadcast_to(same, (*shape, *same.shape))
         curvature = jnp.ones((*shape, count))
-    return VarianceState(jnp.copy(table) if "slow" in needs else None, innovations, curvature)
+    return VarianceState(jnp.copy(table) if "ema" in needs else None, innovations, curvature)
 
 
 def _is_full(representation: Quantiles) -> bool:
@@ -59,7 +59,7 @@ def variance_inputs_at(
     return VarianceInputs(
         step=step.astype(jnp.float32),
         visits=visits.astype(jnp.float32)[..., None],
-        slow=None if variance_state.slow is None else representation.heads(variance_state.slow[place]),
+        ema=None if variance_state.ema is None else representation.heads(variance_state.ema[place]),
         twin=jnp.roll(heads, 1, axis=-2) if "twin" in needs else None,
         heads=heads[..., None, :, :] if "heads" in needs else None,
         innovations=innovations,
@@ -76,9 +76,9 @@ def update_variance_state(
     rate: Float[Array, ""],
 ) -> VarianceState:
     """What is remembered after a visit."""
-    slow, innovations, curvature = variance_state
-    if slow is not None:
-        slow = slow.at[place].add(rate * (row - slow[place]))
+    ema, innovations, curvature = variance_state
+    if ema is not None:
+        ema = ema.at[place].add(rate * (row - ema[place]))
     if innovations is not None and curvature is not None:
         levels = jnp.asarray(midpoints(representation.num_quantiles), row.dtype)
         found = residuals(representation.heads(row), levels, representation.heads(targets), kappa=0.0)
@@ -89,4 +89,4 @@ def update_variance_state(
             products = jnp.mean(moved * moved, axis=0)
         innovations = innovations.at[place].add(rate * (products - innovations[place]))
         curvature = curvature.at[place].add(rate * (jnp.mean(found.curvature, axis=0) - curvature[place]))
-    return VarianceState(slow, innovations, curvature)
+    return VarianceState(ema, innovations, curvature)

@@ -113,9 +113,11 @@ def _observation_space(spec: EnvSpec) -> gymnasium.spaces.Box:
     dtype = np.dtype(spec.observation_dtype)
     if dtype.kind == "b":
         return gymnasium.spaces.Box(0, 1, spec.observation_shape, np.bool_)  # type: ignore[arg-type]
-    if spec.low is None or spec.high is None:
+    if spec.observation_low is None or spec.observation_high is None:
         return gymnasium.spaces.Box(-np.inf, np.inf, spec.observation_shape, dtype.type)
-    return gymnasium.spaces.Box(np.array(spec.low, dtype), np.array(spec.high, dtype), dtype=dtype.type)
+    return gymnasium.spaces.Box(
+        np.array(spec.observation_low, dtype), np.array(spec.observation_high, dtype), dtype=dtype.type
+    )
 
 
 def _action_space(spec: EnvSpec) -> gymnasium.spaces.Discrete | gymnasium.spaces.Box:

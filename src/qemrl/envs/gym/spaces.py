@@ -29,8 +29,8 @@ def describe(env_id: str, observations: spaces.Space, actions: spaces.Space, sta
         dtype,
         num_actions,
         stacked_frames=stacked_frames,
-        low=low,
-        high=high,
+        observation_low=low,
+        observation_high=high,
         num_states=states,
         box=box,
     )

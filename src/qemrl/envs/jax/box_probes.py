@@ -160,4 +160,4 @@ BOX_PROBES: dict[str, BoxProbe] = {
 
 def _spec(name: str, low: float, high: float) -> EnvSpec:
     box = ActionBox((1,), (low,), (high,))
-    return EnvSpec(f"probe/{name}", (1,), "float32", 0, low=(-1.0,), high=(1.0,), box=box)
+    return EnvSpec(f"probe/{name}", (1,), "float32", 0, observation_low=(-1.0,), observation_high=(1.0,), box=box)

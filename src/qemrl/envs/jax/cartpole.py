@@ -44,7 +44,7 @@ Physical = Float[Array, "4"]
 def cartpole() -> CompiledEnv:
     """CartPole-v1: a reward of 1 for each step, the last one included; action 1 pushes to the right, 0 to the left."""
     low, high = USUAL_BOUNDS["jax/cartpole"]
-    spec = EnvSpec("jax/cartpole", (4,), "float32", 2, low=low, high=high)
+    spec = EnvSpec("jax/cartpole", (4,), "float32", 2, observation_low=low, observation_high=high)
     return time_limited(CompiledEnv(spec, _reset, _step, _draw), MAX_STEPS)
 
 

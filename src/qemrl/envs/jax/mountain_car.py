@@ -34,7 +34,9 @@ Physical = Float[Array, "2"]
 
 def mountain_car() -> CompiledEnv:
     """MountainCar-v0: a reward of −1 for each step; actions accelerate to the left, not at all, or to the right."""
-    spec = EnvSpec("jax/mountain-car", (2,), "float32", 3, low=(LEFT, -MAX_SPEED), high=(RIGHT, MAX_SPEED))
+    spec = EnvSpec(
+        "jax/mountain-car", (2,), "float32", 3, observation_low=(LEFT, -MAX_SPEED), observation_high=(RIGHT, MAX_SPEED)
+    )
     return time_limited(CompiledEnv(spec, _reset, _step, _draw), MAX_STEPS)
 
 

@@ -47,7 +47,15 @@ def pendulum() -> CompiledEnv:
     """Pendulum-v1: the action is a torque, the reward is minus a cost of angle, angular velocity and torque."""
     box = ActionBox((1,), (-MAX_TORQUE,), (MAX_TORQUE,))
     bounds = (1.0, 1.0, MAX_SPIN)
-    spec = EnvSpec("jax/pendulum", (3,), "float32", 0, low=tuple(-bound for bound in bounds), high=bounds, box=box)
+    spec = EnvSpec(
+        "jax/pendulum",
+        (3,),
+        "float32",
+        0,
+        observation_low=tuple(-bound for bound in bounds),
+        observation_high=bounds,
+        box=box,
+    )
     return time_limited(CompiledEnv(spec, _reset, _step, _draw), MAX_STEPS)
 
 

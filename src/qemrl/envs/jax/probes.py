@@ -199,7 +199,9 @@ def _probe(
     step: Callable[[ProbeState, Int[Array, ""], PRNGKeyArray], Outcome],
     mask: Callable[[ProbeState], Bool[Array, " actions"]] | None = None,
 ) -> CompiledEnv:
-    spec = EnvSpec(f"probe/{name}", (1,), "float32", actions, mask is not None, low=(-1.0,), high=(1.0,))
+    spec = EnvSpec(
+        f"probe/{name}", (1,), "float32", actions, mask is not None, observation_low=(-1.0,), observation_high=(1.0,)
+    )
     return CompiledEnv(spec, reset, step, draw, mask or (lambda _: None))
 
 

@@ -199,7 +199,7 @@ def _weights(
     estimator = arm.estimator
     if not isinstance(estimator, QEM) or not estimator.needs:
         return estimator.weights(levels)[..., 0, :]
-    return None if slow is None else estimator.weights(levels, None, VarianceInputs(slow=slow))[..., 0, :]
+    return None if slow is None else estimator.weights(levels, None, VarianceInputs(ema=slow))[..., 0, :]
 
 
 def _measure(

@@ -162,7 +162,7 @@ def _estimate(name: str, arm: Arm, chain: Chain, step: int) -> Float[np.ndarray,
     variance_inputs = VarianceInputs(
         step=step,
         visits=np.full(len(values), float(step)),
-        slow=chain.values if name == "H4 slope of itself" else chain.slow,
+        ema=chain.values if name == "H4 slope of itself" else chain.slow,
         twin=chain.heads[:, 0],
         heads=chain.heads,
         innovations=products,

@@ -8,7 +8,7 @@ import pytest
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.env_families import MUJOCO_TASKS, EnvFamily, mujoco_task
+from qemrl.agents.names import MUJOCO_TASKS, EnvFamily, mujoco_task
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS

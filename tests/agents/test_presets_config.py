@@ -290,7 +290,7 @@ def test_an_environment_has_the_settings_of_its_domain(env, family):
 
 
 def test_a_preset_that_is_not_there_gets_a_suggestion():
-    with pytest.raises(ValueError, match="no preset 'qem-dqm': did you mean 'qem-dqn'"):
+    with pytest.raises(ValueError, match="no preset 'qem-dqm'; did you mean 'qem-dqn'"):
         configure("qem-dqm", "CartPole-v1", 100)
 
 

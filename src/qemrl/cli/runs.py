@@ -211,11 +211,14 @@ def _format_help(config: "RunConfig", env: str | None) -> str:
     from qemrl.config.describe import list_settings
 
     preset = config.preset
-    about = f"Train {preset}; the defaults are those for {env or 'small tasks; give --env for others'}."
+    about = (
+        f"Train {preset}; the defaults are those {f'for {env}' if env else 'of small tasks; give --env for others'}."
+    )
     usage_line = f"qemrl train {preset} --env {env or 'ID'} [options]"
     shown = argparse.ArgumentParser(prog="qemrl", usage=usage_line, description=about, add_help=False)
     for name, (kind, text) in NOT_SETTINGS.items():
-        shown.add_argument(f"--{name}", help=text, **({"metavar": kind} if kind else {"action": "store_true"}))
+        takes: dict[str, Any] = {"metavar": kind} if kind else {"action": "store_true"}
+        shown.add_argument(f"--{name}", help=text, **takes)
     for group in list_settings(config):
         section = shown.add_argument_group(f"{group.title} options", group.doc or None)
         for setting in group.settings:

@@ -99,6 +99,6 @@ def _field_docs(kind: type) -> dict[str, str]:
         for statement in getattr(tree, "body", []):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and name is not None:
                 docs[name] = " ".join(str(statement.value.value).split())
-            is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-            name = statement.target.id if is_field else None
+            target = statement.target if isinstance(statement, ast.AnnAssign) else None
+            name = target.id if isinstance(target, ast.Name) else None
     return docs

@@ -12,7 +12,7 @@ import dataclasses
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ FIXED = ("preset", "env", "agent")
 """Fields of a run that are no settings: they are said before."""
 
 
+@runtime_checkable
 class RunSettings(Protocol):
     """What is overridden: a dataclass with the settings of a run, and in `agent` those of its agent."""
 
@@ -55,11 +56,12 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
         ValueError: A setting is unknown, or cannot have this value; the message names both, and what would do.
     """
     draft, given = _Draft(config), flatten(settings)
-    chosen = [path for path in given if _is_part(draft, path, given[path])]
-    for path in sorted(chosen, key=lambda path: (list(AXES).index(path) if path in AXES else len(AXES), path)):
-        owner, field = draft.locate(path)
-        owner.fields[field] = _drafted(_choose_part(config, draft, path, given[path]))
-    for path in [path for path in given if path not in chosen]:
+    values = dict(given)
+    for path in [*(path for path in AXES if path in given), *(path for path in sorted(given) if path not in AXES)]:
+        if _is_part(draft, path, given[path]):
+            owner, field = draft.locate(path)
+            owner.fields[field] = _drafted(_choose_part(config, draft, path, values.pop(path)))
+    for path in values:
         name, value = _read_switch(draft, path, given)
         owner, field = draft.locate(name)
         owner.fields[field] = convert(value, owner.annotation(field), name)
@@ -168,7 +170,7 @@ def _read_switch(draft: _Draft, path: str, given: Mapping[str, Any]) -> tuple[st
 def _choose_part(config: RunSettings, draft: _Draft, path: str, value: Any) -> Any:
     owner, field = draft.locate(path)
     annotation = owner.annotation(field)
-    if is_record(value):
+    if is_record(value) or callable(value):
         if not fits(value, annotation):
             raise wrong_kind(path, annotation, type(value).__name__)
         return value

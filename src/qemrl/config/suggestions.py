@@ -4,19 +4,18 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that is most likely meant, if one is near; for a dotted name first one with the same end.
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is most likely meant, if one is nearer than the cutoff, from 0 to 1.
 
-    `learning_rate` is `optimizer.learning_rate`, and so is `network.learning_rat`. `cutoff` says how near, from 0 to 1.
+    Dotted names are compared as a whole and by their ends: `learning_rate` is `optimizer.learning_rate`.
     """
-    known = sorted(names)
-    by_end = {each.rpartition(".")[2]: each for each in reversed(known)}
-    end = name.rpartition(".")[2]
-    if end in by_end:
-        return by_end[end]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    close_end = difflib.get_close_matches(end, by_end, n=1, cutoff=max(cutoff, 0.6))
-    return close[0] if close else by_end[close_end[0]] if close_end else None
+
+    def likeness(known: str) -> float:
+        pairs = ((name, known), (name.rpartition(".")[2], known.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    best = max(sorted(names), key=likeness, default=None)
+    return best if best is not None and likeness(best) >= cutoff else None
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str = "") -> str:

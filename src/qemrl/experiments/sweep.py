@@ -173,7 +173,9 @@ def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
     """The runs in a folder by algorithm and id: that of their settings, which may not be the one in an old name."""
     found = {}
     for file in sorted(folder.glob("*/config.json")):
-        with contextlib.suppress(ValueError):  # what cannot be read is found by its name alone
+        with contextlib.suppress(
+            AttributeError, KeyError, TypeError, ValueError
+        ):  # what cannot be read is found by its name alone
             directory = RunDirectory(file.parent)
             run = Run(str(directory.record["extra"]["arm"]), read_config(directory.config))
             found[run.arm, run.id] = file.parent

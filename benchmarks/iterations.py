@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.roofline import update_operations
 from benchmarks.timing import Timing, time_in_turns
 from qemrl.agents.agent import Agent, View
-from qemrl.agents.env_families import EnvFamily
+from qemrl.agents.names import EnvFamily
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.types import ActionBox, Batch, EnvSpec
 

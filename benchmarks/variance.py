@@ -9,7 +9,7 @@ import jax
 from benchmarks.iterations import SPECS, Overhead, act_in_turn, fixed_inputs, overhead_of
 from benchmarks.machine import describe_machine
 from benchmarks.timing import time_in_turns
-from qemrl.agents.env_families import EnvFamily
+from qemrl.agents.names import EnvFamily
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.q_estimator import MOMENTS_EVERY
 from qemrl.distributional.representations import FixedQuantiles

@@ -123,7 +123,7 @@ def test_wrong_observations_are_named(saved):
         ({"env": "CartPol-v1"}, "did you mean CartPole-v1"),
         ({"env": "minatar/brekout"}, "did you mean 'minatar/breakout'"),
         ({"env": "Pendulum-v1"}, "actor-critic presets are for continuous ones: sac, td3, dsac"),
-        ({"overrides": {"replay.nstep": 3}}, "ReplayConfig has no field 'nstep'; did you mean 'n_step'"),
+        ({"overrides": {"replay.nstep": 3}}, "there is no setting 'replay.nstep' here.*; did you mean 'replay.n_step'"),
         ({"overrides": {"discount": 2.0}}, "discount must be in"),
         ({"num_envs": 3}, "3 environments do not fit an update every 4 steps"),
     ],

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
-from qemrl.config.serialize import replace_at, to_json
+from qemrl.config.serialize import to_json
 from qemrl.distributional.representations import check_compatible
 from qemrl.estimators import Statistic
 from qemrl.training import checkpoint
@@ -296,13 +296,10 @@ def make(
         env: The id of a Gymnasium or of a compiled environment.
         seed: The seed of all randomness.
         num_envs: Environments side by side.
-        overrides: Other settings by dotted name, such as {"estimator.order": 2, "replay.n_step": 3}.
+        overrides: Other settings by dotted name, such as {"estimator": "qem", "estimator.order": 2, "replay.n_step": 3}:
+            the options of `qemrl train` without their dashes.
     """
-    config = configure(preset, env, steps=1, seed=seed, num_envs=num_envs)
-    agent = config.agent
-    for name, value in (overrides or {}).items():
-        agent = replace_at(agent, name, value)
-    return TrainableAgent(replace(config, agent=agent))
+    return TrainableAgent(configure(preset, env, steps=1, seed=seed, num_envs=num_envs, overrides=overrides or {}))
 
 
 def load(path: str | Path, seed: int | None = None) -> TrainableAgent:

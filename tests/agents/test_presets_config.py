@@ -8,7 +8,7 @@ import pytest
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.env_families import MUJOCO_TASKS, EnvFamily, mujoco_task
+from qemrl.agents.names import MUJOCO_TASKS, EnvFamily, mujoco_task
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS
@@ -290,7 +290,7 @@ def test_an_environment_has_the_settings_of_its_domain(env, family):
 
 
 def test_a_preset_that_is_not_there_gets_a_suggestion():
-    with pytest.raises(ValueError, match="no preset 'qem-dqm': did you mean 'qem-dqn'"):
+    with pytest.raises(ValueError, match="no preset 'qem-dqm'; did you mean 'qem-dqn'"):
         configure("qem-dqm", "CartPole-v1", 100)
 
 

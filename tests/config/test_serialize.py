@@ -4,7 +4,7 @@ import enum
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qemrl
-from qemrl.config.serialize import from_json, replace_at, suggestion, to_json
+from qemrl.config.serialize import from_json, to_json, without_defaults
+from qemrl.config.suggestions import nearest, suggestion
 
 MEAN, CONSTANT = qemrl.EmpiricalMean(), qemrl.ConstantVariance()
 
@@ -193,35 +194,54 @@ def test_what_is_wrong_in_a_file_is_named(change, message):
         from_json(GOOD | change, REGISTRY)
 
 
-def test_one_nested_field_is_replaced_and_the_original_is_left():
-    config = Settings(0.5, 10, Layer(3), estimator=qemrl.QEM())
-    other = replace_at(config, "estimator.order", 3)
-    assert other == Settings(0.5, 10, Layer(3), estimator=qemrl.QEM(order=3))
-    assert config.estimator == qemrl.QEM()
-    assert replace_at(config, "rate", 0.25).rate == 0.25
-    variance = replace_at(config, "estimator.variance", qemrl.TailVariance(1.5))
-    assert replace_at(variance, "estimator.variance.tail", 0.2).estimator == qemrl.QEM(
-        variance=qemrl.TailVariance(1.5, 0.2)
-    )
+def test_fields_that_hold_their_defaults_are_left_out():
+    assert without_defaults(Settings(0.5, 10, Layer(3))) == {
+        "type": "Settings",
+        "rate": 0.5,
+        "steps": 10,
+        "net": {"type": "Layer", "width": 3},
+    }
+    full = Settings(0.5, 10, Layer(3, bias=False), limit=1.0, layers=(Layer(1),), estimator=qemrl.QEM(order=3))
+    assert without_defaults(full) == {
+        "type": "Settings",
+        "rate": 0.5,
+        "steps": 10,
+        "net": {"type": "Layer", "width": 3, "bias": False},
+        "limit": 1.0,
+        "layers": [{"type": "Layer", "width": 1}],
+        "estimator": {"type": "QEM", "order": 3},
+    }
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("estimator.ordr", "estimator.ordr: QEM has no field 'ordr'; did you mean 'order'"),
-        ("stepz", "Settings has no field 'stepz'; did you mean 'steps'"),
-        ("steps.low", "there is no field 'low' in 10, which is a int"),
-        ("width", "Settings has no field 'width'"),
-        ("", "has no field ''"),
-        ("estimator.order", "order must be between 1 and 6, got 99"),
-    ],
-)
-def test_a_wrong_path_or_value_is_named(path, message):
-    with pytest.raises(ValueError, match=message):
-        replace_at(Settings(0.5, 10, Layer(3), estimator=qemrl.QEM()), path, 99)
+@given(settings)
+def test_what_is_left_without_defaults_is_read_as_the_same(value):
+    assert from_json(json.loads(json.dumps(without_defaults(value))), REGISTRY) == value
+
+
+def test_a_new_field_with_a_default_changes_nothing_that_is_kept():
+    def make(*further):
+        inner = make_dataclass("Inner", [("a", int), ("b", int, 2), *further], frozen=True)
+        outer = make_dataclass(
+            "Outer", [("x", inner), ("y", inner, field(default_factory=lambda: inner(7))), *further], frozen=True
+        )
+        return outer(inner(1), inner(5)), outer(inner(1, 3))
+
+    before, after = make(), make(("new", float, 0.5), ("part", tuple, ()))
+    assert [without_defaults(each) for each in before] == [without_defaults(each) for each in after]
+    assert without_defaults(before[0]) != without_defaults(before[1])
 
 
 def test_a_suggestion_is_the_nearest_name_or_all_of_them():
     assert suggestion("qem-dnq", ["qem-dqn", "iqn"]) == "did you mean 'qem-dqn'?"
     assert suggestion("zzzz", ["b", "a"]) == "known: a, b"
     assert suggestion("a", []) == "there are none to choose from"
+    assert suggestion("zzzz", ["b", "a"], "see the manual") == "see the manual"
+
+
+def test_a_dotted_name_is_known_by_its_end():
+    names = ["optimizer.learning_rate", "replay.n_step", "steps"]
+    assert nearest("learning_rate", names) == "optimizer.learning_rate"
+    assert nearest("network.learning_rate", names) == "optimizer.learning_rate"
+    assert nearest("n_stepp", names) == "replay.n_step"
+    assert nearest("step", names) == "steps"
+    assert nearest("step", names, cutoff=0.95) is None

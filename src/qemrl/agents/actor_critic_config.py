@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from qemrl.agents.optimizer import AdamConfig
-from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.agents.policies import FixedTemperature, Policy, TanhGaussian, Temperature
 from qemrl.agents.q_estimator import check_estimator
-from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, VaR, Wang
+from qemrl.distributional.ensembles import ElementwiseMin, Ensemble
+from qemrl.distributional.representations import FixedQuantiles, Representation
+from qemrl.estimators import EmpiricalMean, Statistic
 from qemrl.networks.torsos import TorsoName
 from qemrl.replay.config import ReplayConfig
 
@@ -40,19 +40,19 @@ class ActorCriticConfig:
     target_every: ClassVar[None] = None
     """Target networks move with every update, and there is nothing to wait for."""
 
-    representation: Scalar | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
+    representation: Representation = field(default_factory=FixedQuantiles)
     """How a critic holds a return distribution."""
 
-    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    estimator: Statistic = field(default_factory=EmpiricalMean)
     """How a critic's return distribution becomes the Q that the policy climbs."""
 
-    ensemble: ElementwiseMin | SmallestCritic | PooledTruncation | Averaged = field(default_factory=ElementwiseMin)
+    ensemble: Ensemble = field(default_factory=ElementwiseMin)
     """How many critics there are, and how they become one."""
 
-    policy: TanhGaussian | Deterministic = field(default_factory=TanhGaussian)
+    policy: Policy = field(default_factory=TanhGaussian)
     """What kind of policy it is."""
 
-    temperature: FixedTemperature | AutomaticTemperature = field(default_factory=FixedTemperature)
+    temperature: Temperature = field(default_factory=FixedTemperature)
     """The weight of the policy's entropy."""
 
     network: ActorCriticNetworkConfig = field(default_factory=ActorCriticNetworkConfig)
@@ -97,6 +97,11 @@ class ActorCriticConfig:
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
         check_estimator(self.estimator, self.representation, self.ensemble.size, discrete=False)
+        if self.representation.content == "distribution":
+            kind = type(self.representation).__name__
+            raise ValueError(
+                f"critics are joined level by level, and {kind} has no quantiles; use quantiles, or Scalar"
+            )
         if self.ensemble.pools_atoms and self.representation.content == "mean":
             ensemble, kind = type(self.ensemble).__name__, type(self.representation).__name__
             raise ValueError(f"{ensemble} pools atoms, and {kind} has none; use quantiles with it")

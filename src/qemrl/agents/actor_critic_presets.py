@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.env_families import EnvFamily
+from qemrl.agents.names import EnvFamily
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation

@@ -1,4 +1,7 @@
-"""The names of the presets and what they are, which can be listed without importing JAX."""
+"""The names of presets, and of the families of environments that they have settings for; no JAX is needed for them."""
+
+import re
+from typing import Literal, get_args
 
 VALUE_AGENTS: dict[str, str] = {
     "dqn": "expected return only",
@@ -27,3 +30,19 @@ ACTOR_CRITICS: dict[str, str] = {
 """For continuous actions."""
 
 SUMMARIES: dict[str, str] = {**VALUE_AGENTS, **ACTOR_CRITICS}
+"""All presets, in the order in which they are listed."""
+
+MuJoCoTask = Literal["ant", "half-cheetah", "hopper", "walker2d", "swimmer", "humanoid"]
+"""The tasks of the paper's table 3, each with its own settings."""
+
+EnvFamily = Literal["atari", "minatar", "classic", MuJoCoTask]
+"""Whose settings an environment gets; `classic` is everything that is nothing else."""
+
+MUJOCO_TASKS: tuple[MuJoCoTask, ...] = get_args(MuJoCoTask)
+
+
+def mujoco_task(env: str) -> MuJoCoTask | None:
+    """The task that an id such as HalfCheetah-v5 names, in any of its versions; None if it names none."""
+    match = re.fullmatch(r"(?:.*:)?([A-Z]\w+)-v\d+", env)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", match.group(1)).lower() if match else ""
+    return next((task for task in MUJOCO_TASKS if task == name), None)

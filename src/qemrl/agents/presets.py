@@ -7,8 +7,7 @@ from qemrl.agents.actor_critic import ActorCriticAgent
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
 from qemrl.agents.agent import InspectableAgent
-from qemrl.agents.env_families import EnvFamily
-from qemrl.agents.names import SUMMARIES
+from qemrl.agents.names import SUMMARIES, EnvFamily
 from qemrl.agents.value import ValueAgent, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS
 from qemrl.types import EnvSpec

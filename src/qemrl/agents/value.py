@@ -15,18 +15,16 @@ from qemrl.agents.agent import AgentState, Update, View
 from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimizer import AdamConfig, apply_gradient, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
-from qemrl.agents.target_networks import EMA, Online, Snapshots
+from qemrl.agents.target_networks import Online
 from qemrl.distributional.bellman import backup
 from qemrl.distributional.representations import (
-    Categorical,
     FixedQuantiles,
-    ImplicitQuantiles,
     Purpose,
-    Scalar,
+    Representation,
     select_action_distribution,
 )
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, Wang
-from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, mask_q
+from qemrl.estimators import EmpiricalMean, Statistic
+from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, mask_q
 from qemrl.exploration.epsilon_greedy import argmax_action
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Key
@@ -59,16 +57,16 @@ class NetworkConfig:
 class ValueConfig:
     """An agent of the DQN family. Steps are agent steps: decisions, summed over environments."""
 
-    representation: Scalar | Categorical | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
+    representation: Representation = field(default_factory=FixedQuantiles)
     """How the network holds a return distribution."""
 
-    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    estimator: Statistic = field(default_factory=EmpiricalMean)
     """How a return distribution becomes Q, or a risk measure in its place: in acting and in the target's action."""
 
-    averaging: Online | EMA | Snapshots = field(default_factory=Online)
+    averaging: Online = field(default_factory=Online)
     """Which networks the quantiles come from that Q is estimated from: the rival of an estimator that errs less."""
 
-    exploration: EpsilonGreedy | BonusExploration = field(default_factory=EpsilonGreedy)
+    exploration: Exploration = field(default_factory=EpsilonGreedy)
     """How Q becomes an action."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)

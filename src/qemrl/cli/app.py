@@ -4,7 +4,6 @@ Commands are functions; their arguments are the options and their docstrings the
 imported when it runs, so that `qemrl list` answers at once.
 """
 
-import difflib
 import math
 import os
 import sys
@@ -23,6 +22,7 @@ from qemrl.cli.console import UsageError, print_table, require, table, working
 from qemrl.cli.report import report
 from qemrl.cli.studies import compare, demo, show
 from qemrl.cli.sweep import sweep
+from qemrl.config.suggestions import nearest
 from qemrl.experiments.statistics import Interval
 
 
@@ -113,8 +113,8 @@ def reproduce(
     from qemrl.paper.catalog import BY_NAME, ITEMS
 
     if name != "all" and name not in BY_NAME:
-        near = difflib.get_close_matches(name, [*BY_NAME, "all"], n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else "`qemrl list` shows all"
+        near = nearest(name, [*BY_NAME, "all"])
+        hint = f"did you mean `{near}`?" if near else "`qemrl list` shows all"
         raise UsageError(f"there is no item `{name}`; {hint}")
     require(seed >= 0, f"--seed must not be negative; got {seed}")
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
@@ -211,6 +211,6 @@ def _check_command(arguments: Sequence[str]) -> None:
     """Suggest the nearest command when one is mistyped."""
     word = next(iter(arguments), "-")
     if not word.startswith("-") and word not in COMMANDS:
-        near = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean `qemrl {near[0]}`?" if near else "try `qemrl --help`"
+        near = nearest(word, COMMANDS)
+        hint = f"did you mean `qemrl {near}`?" if near else "try `qemrl --help`"
         raise UsageError(f"`qemrl` has no command `{word}`; {hint}")

@@ -1,18 +1,17 @@
 """The commands that train an agent, resume it, and try it out: train, resume, evaluate."""
 
+import argparse
 import contextlib
-import difflib
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import Positional
 
-from qemrl.cli.console import UsageError, failures, print_table, require, table, usage, write_json
+from qemrl.cli.console import failures, print_table, require, table, usage, write_json
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
@@ -39,10 +38,13 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
 
 def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = ()) -> None:
     """Train an agent: qemrl train PRESET --env ID --steps N."""
+    from qemrl.agents.names import ACTOR_CRITICS
     from qemrl.agents.presets import PRESETS
+    from qemrl.config.override import convert
+    from qemrl.training.config import configure, default_steps
 
-    words = list(arguments)
-    asks_help = bool({"-h", "--help"} & set(words))
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    asks_help = len(words) < len(arguments)
     preset = _take_preset(words, list(PRESETS))
     if preset is None:
         require(asks_help, f"name a preset first: qemrl train PRESET --env ID; presets: {', '.join(PRESETS)}")
@@ -52,15 +54,18 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
             shown.add_row(name, known.summary)
         print_table(shown)
         return
-    if preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(PRESETS)}"
-        raise UsageError(f"there is no preset `{preset}`; {hint}")
-    env = _take(words, "--env")
-    require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
     with usage():
-        config, parsed = _configure(preset, env, words)
-    _begin(config, parsed.out, parsed.tensorboard)
+        options = _read_options(words)
+        env = options.pop("env", None)
+        out, tensorboard = options.pop("out", None), convert(options.pop("tensorboard", False), bool, "tensorboard")
+        require(env != "" and out != "", "--env and --out need a value")
+        known = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
+        config = configure(preset, known, default_steps(known), overrides=options)
+        require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
+    if asks_help:
+        print(_format_help(config, env))
+    else:
+        _start(config, None if out is None else Path(out), tensorboard)
 
 
 def resume(directory: Positional[Path], steps: int | None = None) -> None:
@@ -174,82 +179,64 @@ def _take_preset(words: list[str], presets: list[str]) -> str | None:
     return None
 
 
-def _take(words: list[str], option: str) -> str | None:
-    """The value of an option, taken out of the words; the last one counts."""
-    value = None
-    for index in reversed(range(len(words))):
-        word = words[index]
-        if word == option:
-            require(index + 1 < len(words) and not words[index + 1].startswith("--"), f"{option} needs a value")
-            found = words[index + 1]
-            del words[index : index + 2]
-        elif word.startswith(f"{option}="):
-            found = words.pop(index).partition("=")[2]
+NOT_SETTINGS = {
+    "env": ("ID", "The environment."),
+    "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
+    "tensorboard": ("", "Write event files for TensorBoard, too."),
+}
+"""Options of `train` that are no settings of the run: what they take, and what they are."""
+
+
+def _read_options(words: Sequence[str]) -> dict[str, str]:
+    """The text behind each option, by the option's name; of one that is there twice the last."""
+    from qemrl.config.suggestions import nearest
+
+    options: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            typo = name not in NOT_SETTINGS and nearest(name, NOT_SETTINGS, cutoff=0.8)
+            require(not typo, f"there is no option --{name}; did you mean --{typo}?")
+            options[name] = value
         else:
-            continue
-        value = found if value is None else value
-    return value
+            require(bool(name), f"`{word}` stands alone; options begin with --")
+            options[name] = f"{options[name]} {word}".strip()
+    return options
 
 
-def _configure(preset: str, env: str | None, words: list[str]) -> "tuple[RunConfig, Any]":
-    """The configuration that the words ask for, and the options that are no settings."""
-    from qemrl.agents.names import ACTOR_CRITICS
-    from qemrl.config.options import parse
-    from qemrl.config.registry import PARTS
-    from qemrl.config.serialize import replace_at
-    from qemrl.envs.gym.atari import ATARI_PROTOCOLS, protocol_for
-    from qemrl.training.config import configure, default_steps
+def _format_help(config: "RunConfig", env: str | None) -> str:
+    """Every option of a configuration, with its type, its default and what its class says about it."""
+    from qemrl.config.describe import list_settings
 
-    prog = f"qemrl train {preset}" + (f" --env {env}" if env else " --env ID")
+    preset = config.preset
     about = (
-        f"the defaults are those for {env}" if env else "the defaults are those of small tasks; give --env for others"
+        f"Train {preset}; the defaults are those {f'for {env}' if env else 'of small tasks; give --env for others'}."
     )
-    env = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
-    protocol, run_threads = _take(words, "--protocol"), _take(words, "--num-envs")
-    config = configure(preset, env, default_steps(env), num_envs=_whole("--num-envs", run_threads))
-    if protocol is not None:
-        require(config.protocol is not None, f"--protocol is for Atari games, and {env} is none")
-        require(protocol in ATARI_PROTOCOLS, f"there is no protocol `{protocol}`: {', '.join(ATARI_PROTOCOLS)}")
-        config = replace(config, protocol=protocol_for(env, protocol))
-    heads = _take(words, "--representation.num-heads")
-    if heads is not None:  # before the estimator, which may need them
-        agent = replace_at(config.agent, "representation.num_heads", _whole("--representation.num-heads", heads))
-        config = replace(config, agent=agent)
-    parts = {field: known for field, known in PARTS.items() if hasattr(config.agent, field)}
-    for field, known in parts.items():
-        name = _take(words, f"--{field}")
-        if name is not None:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"choose from {', '.join(known)}"
-            require(name in known, f"there is no {field} `{name}`; {hint}")
-            config = replace(config, agent=replace_at(config.agent, field, known[name]))
-    further = {
-        "out": (_help(Path | None, "The folder of the run; by default runs/PRESET/ENV/seed_S."), None),
-        "tensorboard": (_help(bool, "Write event files for TensorBoard, too."), False),
-    }
-    named = "".join(f"--{field} NAME ({', '.join(known)}), " for field, known in parts.items())
-    description = (
-        f"Train {preset}; {about}. Besides: {named}and for Atari games --protocol NAME ({', '.join(ATARI_PROTOCOLS)})."
-    )
-    return parse(config, further, words, prog, description)
+    usage_line = f"qemrl train {preset} --env {env or 'ID'} [options]"
+    shown = argparse.ArgumentParser(prog="qemrl", usage=usage_line, description=about, add_help=False)
+    for name, (kind, text) in NOT_SETTINGS.items():
+        takes: dict[str, Any] = {"metavar": kind} if kind else {"action": "store_true"}
+        shown.add_argument(f"--{name}", help=text, **takes)
+    for group in list_settings(config):
+        section = shown.add_argument_group(f"{group.title} options", group.doc or None)
+        for setting in group.settings:
+            option = f"--{setting.name.replace('_', '-')}"
+            text = f"{setting.doc} (default: {setting.default})".strip().replace("%", "%%")
+            if setting.kind == "BOOL":
+                above, _, last = option.removeprefix("--").rpartition(".")
+                off = f"--{above}.no-{last}" if above else f"--no-{last}"
+                section.add_argument(option, off, action="store_true", help=text)
+            else:
+                section.add_argument(option, metavar=setting.kind, help=text)
+    return shown.format_help()
 
 
-def _help(kind: Any, text: str) -> Any:
-    return Annotated[kind, tyro.conf.arg(help=text)]
-
-
-def _whole(option: str, text: str | None) -> int:
-    try:
-        return 1 if text is None else int(text)
-    except ValueError:
-        raise UsageError(f"{option} must be a whole number; got {text}") from None
-
-
-def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
+def _start(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
     """Start a run in its folder, or resume it if it is there."""
-    from qemrl.config.serialize import to_json
+    from qemrl.training.config import create_run
     from qemrl.training.loops import require_possible
-    from qemrl.training.run_directory import RunDirectory
 
     folder = (
         out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
@@ -260,7 +247,7 @@ def _begin(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
 
             require_tensorboard()
         require_possible(config)  # what is wrong with it is said before a folder is made
-        run = RunDirectory.create(folder, to_json(config), {"command": shlex.join(["qemrl", *sys.argv[1:]])})
+        run = create_run(folder, config, {"command": shlex.join(["qemrl", *sys.argv[1:]])})
     print(f"run directory: {folder}", flush=True)
     _run(config, run, tensorboard)
 

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON and back, and copies of them with one nested field replaced.
+"""Frozen dataclasses as JSON and back.
 
 A dataclass becomes {"type": "ClassName", field: ...}; its fields may hold text, numbers, truth values, None, paths,
 tuples, and frozen dataclasses. Annotations say what a JSON value is turned back into: a list into a tuple, text into a
@@ -6,30 +6,20 @@ path. Nothing is imported by name: a file can only make the classes that a regis
 """
 
 import dataclasses
-import difflib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from qemrl.config.suggestions import suggestion
+
 Registry = Mapping[str, type]
 """The classes that may be made, by the name that stands under "type"."""
 
-Config = TypeVar("Config")
-
 _TYPE = "type"
-
-
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or all of them if none is near."""
-    known = sorted(names)
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {', '.join(known)}" if known else "there are none to choose from"
 
 
 def to_json(value: Any) -> Any:
@@ -45,28 +35,39 @@ def from_json(data: Any, registry: Registry) -> Any:
     return _read(data, Any, registry, "")
 
 
-def replace_at(config: Config, path: str, value: Any) -> Config:
-    """A copy of a dataclass in which the field at a dotted path, such as `estimator.order`, has another value."""
-    return _replace(config, path.split("."), value, path)
+def without_defaults(value: Any) -> Any:
+    """The value as `to_json` writes it, less all fields that hold their defaults.
+
+    What identifies a configuration: it stays the same when a class gets a field that has a default.
+    """
+    if type(value) is tuple:
+        return [without_defaults(item) for item in value]
+    if not is_record(value):
+        return to_json(value)
+    kept = [field.name for field in dataclasses.fields(value) if not _is_default(value, field)]
+    return {_TYPE: type(value).__name__} | {name: without_defaults(getattr(value, name)) for name in kept}
 
 
-def _replace(config: Any, names: list[str], value: Any, path: str) -> Any:
-    name, *rest = names
-    if not _is_record(config):
-        raise ValueError(f"{path}: there is no field {name!r} in {config!r}, which is a {type(config).__name__}")
-    known = [field.name for field in dataclasses.fields(config) if field.init]
-    if name not in known:
-        raise ValueError(f"{path}: {type(config).__name__} has no field {name!r}; {suggestion(name, known)}")
-    new = _replace(getattr(config, name), rest, value, path) if rest else value
-    return dataclasses.replace(config, **{name: new})
+def read_value(data: Any, annotation: Any, path: str) -> Any:
+    """A JSON value as a field of this annotation holds it; ValueError names the field and what it expects."""
+    return _read(data, annotation, {}, path)
 
 
-def _is_record(value: Any) -> bool:
+def _is_default(record: Any, field: dataclasses.Field) -> bool:
+    if not field.init:
+        return True
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
+    return default is not dataclasses.MISSING and getattr(record, field.name) == default
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is a dataclass, and not the class itself."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _write(value: Any, path: str) -> Any:
-    if _is_record(value):
+    if is_record(value):
         return _write_record(value, path)
     if isinstance(value, np.generic):
         value = value.item()
@@ -96,11 +97,11 @@ def _write_record(value: Any, path: str) -> dict[str, Any]:
 
 
 def _read(data: Any, annotation: Any, registry: Registry, path: str) -> Any:
-    annotation = _plain_annotation(annotation)
+    annotation = plain_annotation(annotation)
     if isinstance(data, dict):
         record = _read_record(data, registry, path)
-        if not _fits(record, annotation):
-            raise _wrong_kind(path, annotation, type(record).__name__)
+        if not fits(record, annotation):
+            raise wrong_kind(path, annotation, type(record).__name__)
         return record
     if get_origin(annotation) in (Union, types.UnionType):
         return _read_union(data, annotation, registry, path)
@@ -146,7 +147,7 @@ def _read_union(data: Any, annotation: Any, registry: Registry, path: str) -> An
                 errors.append(error)
     if len(errors) == 1 and isinstance(data, list):
         raise errors[0]
-    raise _wrong_kind(path, annotation, data)
+    raise wrong_kind(path, annotation, data)
 
 
 def _read_tuple(data: list[Any], annotation: Any, registry: Registry, path: str) -> tuple[Any, ...]:
@@ -157,7 +158,7 @@ def _read_tuple(data: list[Any], annotation: Any, registry: Registry, path: str)
         if members[-1:] == [...]:
             members = members[:1] * len(data)
     else:
-        raise _wrong_kind(path, annotation, data)
+        raise wrong_kind(path, annotation, data)
     if len(members) != len(data):
         raise ValueError(f"{_place(path)}: expects {len(members)} items, got {len(data)}: {data!r}")
     pairs = enumerate(zip(data, members, strict=True))
@@ -185,16 +186,16 @@ def _read_scalar(data: Any, annotation: Any, path: str) -> Any:
         return float(data)
     elif kind is str and annotation in (Path, PurePath):
         return annotation(data)
-    raise _wrong_kind(path, annotation, data)
+    raise wrong_kind(path, annotation, data)
 
 
-def _fits(record: Any, annotation: Any) -> bool:
+def fits(record: Any, annotation: Any) -> bool:
     """Whether a dataclass may stand in a field of this annotation."""
-    annotation = _plain_annotation(annotation)
+    annotation = plain_annotation(annotation)
     if annotation is Any:
         return True
     if get_origin(annotation) in (Union, types.UnionType):
-        return any(_fits(record, member) for member in get_args(annotation))
+        return any(fits(record, member) for member in get_args(annotation))
     if annotation is Callable or get_origin(annotation) is Callable:
         return callable(record)
     if getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
@@ -202,7 +203,7 @@ def _fits(record: Any, annotation: Any) -> bool:
     return isinstance(annotation, type) and isinstance(record, annotation)
 
 
-def _plain_annotation(annotation: Any) -> Any:
+def plain_annotation(annotation: Any) -> Any:
     """The annotation without type variables and without the parameters of a generic dataclass."""
     if isinstance(annotation, TypeVar) or annotation is object:
         return Any
@@ -210,11 +211,17 @@ def _plain_annotation(annotation: Any) -> Any:
     return origin if origin is not None and dataclasses.is_dataclass(origin) else annotation
 
 
-def _wrong_kind(path: str, annotation: Any, got: Any) -> ValueError:
+def wrong_kind(path: str, annotation: Any, got: Any) -> ValueError:
+    """The error that says what a field expects, and what it got."""
+    return ValueError(f"{_place(path)}: expects {describe_annotation(annotation)}, got {got!r}")
+
+
+def describe_annotation(annotation: Any) -> str:
+    """A type as people write it."""
     wanted = "a path" if annotation is Path else getattr(annotation, "__name__", None)
     if wanted is None or get_args(annotation):
         wanted = str(annotation).replace("typing.", "")
-    return ValueError(f"{_place(path)}: expects {wanted}, got {got!r}")
+    return wanted
 
 
 def _place(path: str) -> str:

@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qemrl.config.registry import PARTS
-from qemrl.config.serialize import suggestion, to_json
-from qemrl.envs.gym.atari import ATARI_PROTOCOLS, protocol_for
+from qemrl.config.override import flatten
+from qemrl.config.serialize import without_defaults
+from qemrl.config.suggestions import suggestion
 from qemrl.experiments.builtin_grids import builtin_grids
-from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.config import RunConfig, configure
 
 
 def _is_whole(value: Any) -> bool:
@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """The keys of a file, and what stands there."""
 
 KEYS = tuple(KINDS)
-AXES = ("preset", "env", "seed", "num_seeds", "steps", "agent")
+RESERVED = ("preset", "env", "seed", "num_seeds", "steps", "agent")
 """What of a run the grid itself says."""
 
 Overrides = Mapping[str, Any]
@@ -74,8 +74,8 @@ class Run:
 
     @property
     def id(self) -> str:
-        """A hash of all that determines the run's results."""
-        spec = json.dumps(to_json(self.config), sort_keys=True, separators=(",", ":"))
+        """A hash of all settings that are not their classes' defaults: new fields with defaults leave it as it is."""
+        spec = json.dumps(without_defaults(self.config), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(spec.encode()).hexdigest()[:12]
 
     @property
@@ -144,18 +144,10 @@ class Grid:
 
     def config(self, arm: str, env: str, seed: int) -> RunConfig:
         """The configuration of one run."""
-        settings = self._settings(arm, env)
-        num_envs = settings.pop("num_envs", 1)
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ValueError(f"overrides: num_envs must be a whole number of at least 1, got {num_envs!r}")
-        config = configure(_preset(arm), env, self.steps, seed, num_envs=num_envs)
-        data = to_json(config)
-        for path, value in sorted(settings.items(), key=lambda item: item[0].count(".")):  # a part before its settings
-            _set(data, path, value, config)
         try:
-            return read_config(data)
+            return configure(_preset(arm), env, self.steps, seed, overrides=self._settings(arm, env))
         except ValueError as error:
-            raise ValueError(f"overrides for {arm} on {env}: {error}") from error
+            raise ValueError(f"{arm} on {env}: {error}") from error
 
     def as_json(self) -> dict[str, Any]:
         """The grid as plain data; `Grid(**data)` is the grid again."""
@@ -174,10 +166,12 @@ class Grid:
             layers.append(layer)
         settings: dict[str, Any] = {}
         for layer in layers:
-            for path, value in _flat(layer, ""):
-                if "+" in path or "/" in path:
-                    raise ValueError(f"overrides: no run is called {path.split('.')[0]!r}; {suggestion(path, scopes)}")
-                settings[path] = value
+            for name in layer:
+                if "+" in name or "/" in name:
+                    raise ValueError(f"overrides: no run is called {name!r}; {suggestion(name, scopes)}")
+                if name.replace("-", "_") in RESERVED:
+                    raise ValueError(f"overrides: {name} is the grid's own; say it with {', '.join(KEYS[:-1])}")
+            settings |= flatten(layer)
         return settings
 
 
@@ -223,44 +217,6 @@ def _twins(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
         if run.id in seen:
             yield seen[run.id], run
         seen[run.id] = run
-
-
-def _flat(layer: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted names; dashes are as good as underscores."""
-    for name, value in layer.items():
-        path = f"{above}{name.replace('-', '_') if '+' not in name and '/' not in name else name}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}.")
-        else:
-            yield path, value
-
-
-def _set(data: dict[str, Any], path: str, value: Any, config: RunConfig) -> None:
-    """Put a value into a configuration's JSON; what kind of value it must be is checked when that is read."""
-    *above, name = path.split(".")
-    if not above and name in AXES:
-        raise ValueError(f"overrides: {name} is the grid's own; say it with {', '.join(KEYS[:-1])}")
-    if not above and name == "protocol":
-        if config.protocol is None or value not in ATARI_PROTOCOLS:
-            known = f"choose from {', '.join(ATARI_PROTOCOLS)}" if config.protocol else f"{config.env} is no Atari game"
-            raise ValueError(f"overrides: protocol cannot be {value!r}; {known}")
-        data["protocol"] = to_json(protocol_for(config.env, value))
-        return
-    record = data if not above and name in data else data["agent"]
-    for field_name in above:
-        record = record.get(field_name)
-        if not isinstance(record, dict):
-            raise ValueError(f"overrides: {path}: {config.preset} on {config.env} has no settings {field_name!r}")
-    if name not in record or name == "type":
-        raise ValueError(
-            f"overrides: {path}: {record['type']} has no setting {name!r}; {suggestion(name, set(record) - {'type'})}"
-        )
-    if isinstance(record[name], dict):
-        parts = PARTS.get(name, {}) if not above else {}
-        if value not in parts:
-            raise ValueError(f"overrides: there is no {path} called {value!r}; {suggestion(str(value), parts)}")
-        value = to_json(parts[value])
-    record[name] = value
 
 
 def _require_names(name: str, values: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """A sweep: the runs of a grid in one folder, brought to their end by an engine.
 
     DIR/grid.json                             the grid that was asked for last
-    DIR/runs/ARM_ENV_seed-S_ID/               a run directory, with arm and grid in its config.json
+    DIR/runs/ARM_ENV_seed-S_ID/               a run directory, known by arm and settings in its config.json
     DIR/programs/                             compiled programs, which runs on one machine share; may be deleted
     DIR/lock                                  held by the process that drives the sweep
 
@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qemrl.config.serialize import to_json
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid, Run
 from qemrl.experiments.worker import cause_of_failure
+from qemrl.training.config import create_run, read_config
 from qemrl.training.run_directory import RunDirectory, RunLockedError, write_atomic
 
 LOOK_EVERY_SECONDS = 1.0
@@ -72,8 +72,9 @@ class Sweep:
         self.grid, self.folder = grid, folder
         self.runs = grid.runs()
         self.statuses: dict[Path, RunStatus] = {}
+        there = _find_runs(folder / "runs")
         for run in self.runs:
-            path = folder / "runs" / run.name
+            path = there.get((run.arm, run.id), folder / "runs" / run.name)
             self.statuses[path] = _at_first(run, path)
         self._timed: dict[Path, int] = {}
         """How long timing.jsonl was when a run was handed over: it is only ever added to."""
@@ -133,7 +134,7 @@ class Sweep:
         """Hand a run over; one that cannot even begin has failed, and does not keep the others from beginning."""
         run = self.statuses[path].run
         try:
-            RunDirectory.create(path, to_json(run.config), {"arm": run.arm})
+            create_run(path, run.config, {"arm": run.arm})
             engine.start(path, needs)
         except Exception as error:
             self.statuses[path] = replace(self.statuses[path], state=State.FAILED, cause=str(error))
@@ -166,6 +167,19 @@ class Sweep:
             text = json.dumps(self.grid.as_json(), indent=2) + "\n"
             write_atomic(self.folder / "grid.json", text)
             yield
+
+
+def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
+    """The runs in a folder by algorithm and id: that of their settings, which may not be the one in an old name."""
+    found = {}
+    for file in sorted(folder.glob("*/config.json")):
+        with contextlib.suppress(
+            AttributeError, KeyError, TypeError, ValueError
+        ):  # what cannot be read is found by its name alone
+            directory = RunDirectory(file.parent)
+            run = Run(str(directory.record["extra"]["arm"]), read_config(directory.config))
+            found[run.arm, run.id] = file.parent
+    return found
 
 
 def _at_first(run: Run, path: Path) -> RunStatus:

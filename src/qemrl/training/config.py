@@ -1,52 +1,22 @@
 """What a run is: enough to do it again."""
 
-import difflib
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.env_families import EnvFamily, mujoco_task
-from qemrl.agents.optimizer import AdamConfig
-from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.agents.names import EnvFamily, mujoco_task
 from qemrl.agents.presets import PRESETS, AgentConfig
-from qemrl.agents.target_networks import EMA, Online, Snapshots
-from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.config.serialize import from_json
-from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.config.override import convert, flatten, override
+from qemrl.config.registry import collect_classes
+from qemrl.config.serialize import from_json, to_json
+from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
 from qemrl.envs.gym.host_envs import is_atari
 from qemrl.envs.jax.compiled import is_compiled
-from qemrl.estimators import (
-    CPW,
-    QEM,
-    BandVariance,
-    ConstantVariance,
-    CountedVariance,
-    CVaR,
-    DecayingVariance,
-    EmpiricalMean,
-    HeadsVariance,
-    MeanStd,
-    ResidualVariance,
-    SpacingVariance,
-    SparsityVariance,
-    TailVariance,
-    VaR,
-    Wang,
-)
-from qemrl.exploration import (
-    BonusExploration,
-    CountBonus,
-    EpsilonGreedy,
-    LeftTruncatedStdBonus,
-    LinearDecay,
-    PowerDecay,
-    QEMStdBonus,
-    SqrtLogDecay,
-    StdBonus,
-)
-from qemrl.replay.config import ReplayConfig
+from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import StepSchedule, make_step_schedule
 
 
@@ -115,6 +85,11 @@ class RunConfig:
         return tuple(range(self.seed, self.seed + self.num_seeds))
 
     @property
+    def family(self) -> EnvFamily:
+        """Whose settings the environment has."""
+        return env_family(self.env)
+
+    @property
     def schedule(self) -> StepSchedule:
         """How steps and updates interleave."""
         agent = self.agent
@@ -145,59 +120,7 @@ class RunConfig:
         return step % self.checkpoint_every == 0 or step >= self.whole_steps
 
 
-REGISTRY: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        RunConfig,
-        ValueConfig,
-        NetworkConfig,
-        ActorCriticConfig,
-        ActorCriticNetworkConfig,
-        AdamConfig,
-        ReplayConfig,
-        EpsilonGreedy,
-        BonusExploration,
-        LeftTruncatedStdBonus,
-        QEMStdBonus,
-        StdBonus,
-        CountBonus,
-        SqrtLogDecay,
-        PowerDecay,
-        LinearDecay,
-        Online,
-        EMA,
-        Snapshots,
-        Scalar,
-        Categorical,
-        FixedQuantiles,
-        ImplicitQuantiles,
-        EmpiricalMean,
-        QEM,
-        ConstantVariance,
-        TailVariance,
-        BandVariance,
-        SpacingVariance,
-        DecayingVariance,
-        CountedVariance,
-        SparsityVariance,
-        HeadsVariance,
-        ResidualVariance,
-        CVaR,
-        VaR,
-        Wang,
-        CPW,
-        MeanStd,
-        ElementwiseMin,
-        SmallestCritic,
-        PooledTruncation,
-        Averaged,
-        TanhGaussian,
-        Deterministic,
-        FixedTemperature,
-        AutomaticTemperature,
-        AtariProtocol,
-    )
-}
+REGISTRY: dict[str, type] = collect_classes(RunConfig)
 """What a configuration may hold."""
 
 
@@ -208,7 +131,7 @@ class _Intervals:
     checkpoint_every: int
     evaluation_episodes: int
 
-    def fitted(self, iteration: int) -> "_Intervals":
+    def fit(self, iteration: int) -> "_Intervals":
         """The same in multiples of an iteration's steps, none of them more often."""
         log = -(-self.log_every // iteration) * iteration
         evaluate, save = (every // self.log_every * log for every in (self.evaluate_every, self.checkpoint_every))
@@ -235,23 +158,42 @@ def default_steps(env: str) -> int:
     return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}.get(env_family(env), 1_000_000)
 
 
-def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1, num_envs: int = 1) -> RunConfig:
-    """The run of a preset on an environment with the settings of its family.
+def configure(
+    preset: str,
+    env: str,
+    steps: int,
+    seed: int = 0,
+    num_seeds: int = 1,
+    num_envs: int = 1,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> RunConfig:
+    """The run of a preset on an environment, with the settings of its family where nothing else is said.
+
+    Args:
+        preset: A name of `qemrl list`.
+        env: The id of an environment.
+        steps: How many steps each seed learns for.
+        seed: The first seed.
+        num_seeds: How many seeds.
+        num_envs: Environments side by side; intervals that come from the preset are made to fit.
+        overrides: Other settings by dotted name, as `qemrl.config.override` takes them.
 
     Raises:
-        ValueError: There is no such preset; the nearest is named.
+        ValueError: There is no such preset or setting, and the nearest is named; or a value makes no sense.
     """
     if preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(PRESETS)}"
-        raise ValueError(f"there is no preset {preset!r}: {hint}")
+        raise ValueError(f"there is no preset {preset!r}; {suggestion(preset, PRESETS)}")
+    settings = flatten(overrides)
+    num_envs = convert(settings.pop("num_envs", num_envs), int, "num_envs")
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     family = env_family(env)
     agent = PRESETS[preset].configure(family).fit_num_envs(num_envs)
     schedule = make_step_schedule(
         num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size
     )
-    intervals = _INTERVALS.get(family, _MUJOCO).fitted(schedule.steps)
-    return RunConfig(
+    intervals = _INTERVALS.get(family, _MUJOCO).fit(schedule.steps)
+    config = RunConfig(
         preset=preset,
         env=env,
         agent=agent,
@@ -265,6 +207,7 @@ def configure(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int =
         evaluation_episodes=intervals.evaluation_episodes,
         protocol=protocol_for(env) if family == "atari" else None,
     )
+    return override(config, settings) if settings else config
 
 
 def read_config(data: Any) -> RunConfig:
@@ -273,3 +216,19 @@ def read_config(data: Any) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise ValueError(f"a run's configuration is a RunConfig, got {type(config).__name__}")
     return config
+
+
+def create_run(path: Path, config: RunConfig, extra: Mapping[str, Any]) -> RunDirectory:
+    """A new run in a folder, or the run of the same configuration that is there already.
+
+    One that was written before a field existed has the default there.
+
+    Raises:
+        RunExistsError: The folder holds a run of another configuration.
+        ValueError: There is something in the folder, but no run.
+    """
+    with contextlib.suppress(ValueError):  # it says below what is wrong
+        there = RunDirectory(path)
+        if read_config(there.config) == config:
+            return there
+    return RunDirectory.create(path, to_json(config), extra)

@@ -59,12 +59,12 @@ def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
 
 
 def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
-    ensemble = replace(config.ensemble, size=2)
-    match config.temperature:
-        case FixedTemperature(value):
-            temperature = FixedTemperature(min(value, TEMPERATURE))
-        case AutomaticTemperature():
-            temperature = replace(config.temperature, initial=TEMPERATURE)
+    ensemble: Any = replace(config.ensemble, size=2)  # pyright: ignore[reportArgumentType]
+    temperature = config.temperature
+    if isinstance(temperature, FixedTemperature):
+        temperature = FixedTemperature(min(temperature.value, TEMPERATURE))
+    elif isinstance(temperature, AutomaticTemperature):
+        temperature = replace(temperature, initial=TEMPERATURE)
     return replace(
         config,
         ensemble=replace(ensemble, drop=1) if isinstance(ensemble, PooledTruncation) else ensemble,

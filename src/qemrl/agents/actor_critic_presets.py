@@ -27,6 +27,7 @@ CLASSIC = replace(
     learning_starts=1_000,
     random_steps=1_000,
 )
+DSAC_LEVELS = ImplicitQuantiles(32, 32, 32, "midpoints", "midpoints", gate="sigmoid", layer_norm=True)
 TEMPERATURES: dict[EnvFamily, float] = {"humanoid": 0.05}
 """The weight of the entropy where it is not 0.2."""
 
@@ -54,17 +55,15 @@ def td3(family: EnvFamily) -> ActorCriticConfig:
 
 def dsac(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with fixed quantiles (Ma et al., 2020): a network of the level, evaluated at the midpoints."""
-    levels = ImplicitQuantiles(32, 32, 32, "midpoints", "midpoints", gate="sigmoid", layer_norm=True)
     shared = sac(family)
     network = replace(shared.network, layer_norm=True)
-    return replace(shared, representation=levels, network=network, target_policy=True)
+    return replace(shared, representation=DSAC_LEVELS, network=network, target_policy=True)
 
 
 def dsac_iqn(family: EnvFamily) -> ActorCriticConfig:
     """DSAC with random levels, each of which counts by the interval that it stands for."""
-    fixed = dsac(family)
-    levels = replace(fixed.representation, learning_levels="cumulative", acting_levels="cumulative")
-    return replace(fixed, representation=levels)
+    levels = replace(DSAC_LEVELS, learning_levels="cumulative", acting_levels="cumulative")
+    return replace(dsac(family), representation=levels)
 
 
 def tqc(family: EnvFamily) -> ActorCriticConfig:

@@ -62,7 +62,7 @@ def sweep(
     require(engine == "ray" or gpus_per_run == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
     require(address is None or cores is None, "--cores is for this machine; the cluster at --address has its own")
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
-    from qemrl.experiments.forecast import needs_of
+    from qemrl.experiments.forecast import estimate_needs
     from qemrl.experiments.grid import read_grid
     from qemrl.experiments.sweep import Sweep
 
@@ -72,7 +72,7 @@ def sweep(
             _forecast(asked, cpus_per_run, cores, trial_seconds)
             return
         memory = None if memory_per_run is None else round(memory_per_run * 1e9)
-        needs = needs_of(asked.missing, cpus_per_run, gpus_per_run, memory)
+        needs = estimate_needs(asked.missing, cpus_per_run, gpus_per_run, memory)
     finished = len(asked.runs) - len(asked.missing)
     print(f"{len(asked.runs)} runs in {out}, {finished} of them finished", flush=True)
     if not asked.missing:

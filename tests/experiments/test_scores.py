@@ -305,12 +305,11 @@ def test_the_order_of_thresholds_does_not_matter():
 
 
 def test_normalized_scores_are_zero_and_one_at_the_references():
-    by_arm = {"x": {"b": np.array([1.0, 3.0, 2.0]), "a": np.array([-10.0])}, "y": {"a": np.array([0.0, 10.0])}}
-    scaled = normalize(by_arm, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
-    assert {name: list(found) for name, found in scaled.items()} == {"x": ["b", "a"], "y": ["a"]}
-    np.testing.assert_allclose(scaled["x"]["b"], [0, 1, 0.5])
-    np.testing.assert_allclose(scaled["x"]["a"], [0])
-    np.testing.assert_allclose(scaled["y"]["a"], [1, 2])
+    found = {"b": np.array([1.0, 3.0, 2.0]), "a": np.array([-10.0, 10.0])}
+    scaled = normalize(found, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
+    assert list(scaled) == ["b", "a"]
+    np.testing.assert_allclose(scaled["b"], [0, 1, 0.5])
+    np.testing.assert_allclose(scaled["a"], [0, 2])
 
 
 def curve(label: str, env: str, returns: list[list[float]], steps: tuple[int, ...] = (10, 20, 30)) -> Curve:
@@ -326,14 +325,6 @@ def test_references_are_the_lowest_mean_and_the_best_last_mean():
     assert find_references(curves) == {"a": (1.0, 5.0), "b": (-7.0, -6.0)}
 
 
-def test_curves_of_an_arm_on_a_task_are_its_seeds():
-    together = [curve("x", "a", [[0.0, 9.0, 4.0], [2.0, 8.0, 7.0]])]
-    apart = [curve("x", "a", [[0.0, 9.0, 4.0]]), curve("x", "a", [[2.0, 8.0, 7.0]])]
-    assert find_references(apart) == find_references(together) == {"a": (1.0, 5.5)}
-    # a seed that is still running: the steps of both count
-    assert find_references([apart[0], curve("x", "a", [[2.0, 8.0]], (10, 20))]) == {"a": (1.0, 8.5)}
-
-
 def test_where_nothing_was_better_than_the_lowest_scores_keep_their_unit():
     flat = [curve("x", "a", [[2.0, 2.0, 2.0]]), curve("y", "b", [[5.0, 4.0, 3.0]])]
     assert find_references(flat) == {"a": (2.0, 3.0), "b": (3.0, 4.0)}
@@ -343,9 +334,8 @@ def test_where_nothing_was_better_than_the_lowest_scores_keep_their_unit():
 
 
 def test_the_first_evaluation_at_or_above_the_score_counts():
-    steps = np.array([100, 200, 300])
-    returns = np.array([[0.0, 5.0, 1.0], [5.5, 0.0, 0.0], [0.0, 4.9, 4.9], [0.0, np.nan, 5.0]])
-    np.testing.assert_array_equal(find_steps_to(steps, returns, 5.0), [200, 100, np.inf, 300])
+    found = curve("x", "a", [[0.0, 5.0, 1.0], [5.5, 0.0, 0.0], [0.0, 4.9, 4.9], [0.0, math.nan, 5.0]])
+    np.testing.assert_array_equal(find_steps_to(found, 5.0), [20, 10, np.inf, 30])
 
 
 # What is refused
@@ -381,7 +371,7 @@ def test_a_task_without_runs_is_refused(interval):
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_no_tasks_are_refused(interval):
-    with pytest.raises(ValueError, match=r"there are no scores; give those|no task in common"):
+    with pytest.raises(ValueError, match="there are no scores; give those of at least one task"):
         interval({})
 
 
@@ -398,7 +388,7 @@ def test_bootstraps_need_enough_resamples_and_a_seed():
 
 
 def test_arms_without_a_common_task_are_refused():
-    with pytest.raises(ValueError, match=r"no task in common: one has \['a'\], the other \['b'\]; run both"):
+    with pytest.raises(ValueError, match="there are no scores"):
         probability_of_improvement({"a": np.arange(2.0)}, {"b": np.arange(2.0)}, 0)
 
 
@@ -420,31 +410,3 @@ def test_a_single_common_seed_has_no_interval():
 def test_thresholds_must_be_finite(thresholds):
     with pytest.raises(ValueError, match="thresholds must be a list of finite numbers"):
         compute_profile(arm(0), np.array(thresholds), 0)
-
-
-@pytest.mark.parametrize("low_and_high", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_references_must_be_a_low_and_a_higher_score(low_and_high):
-    with pytest.raises(ValueError, match=r"the references of a are .*give a low score and a higher one"):
-        normalize({"x": {"a": np.arange(2.0)}}, {"a": low_and_high})
-
-
-def test_a_task_without_references_is_refused():
-    with pytest.raises(ValueError, match="x has scores on b, c, which"):
-        normalize({"x": {"a": np.zeros(1), "c": np.zeros(1), "b": np.zeros(1)}}, {"a": (0.0, 1.0)})
-
-
-def test_references_need_finite_curves_with_common_steps():
-    with pytest.raises(ValueError, match=r"there are no curves"):
-        find_references([])
-    with pytest.raises(ValueError, match="the curves of x on a have no step in common"):
-        find_references([curve("x", "a", [[1.0]], (10,)), curve("x", "a", [[1.0]], (20,))])
-    with pytest.raises(ValueError, match="a curve of x on a has evaluations that are not finite"):
-        find_references([curve("x", "a", [[1.0, math.nan, 2.0]])])
-
-
-def test_steps_that_do_not_grow_and_scores_that_are_none_are_refused():
-    for steps in ([], [2, 1], [1, 1]):
-        with pytest.raises(ValueError, match="at steps that grow"):
-            find_steps_to(np.array(steps, int), np.zeros((1, len(steps))), 0.0)
-    with pytest.raises(ValueError, match="is not a number"):
-        find_steps_to(np.array([1]), np.zeros((1, 1)), math.nan)

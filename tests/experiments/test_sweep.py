@@ -274,7 +274,7 @@ def test_two_processes_cannot_drive_one_sweep(untouched, tmp_path):
     del untouched
     grid = Grid(["dqn"], ["probe/1"], 1, 40, SMALL)
     sweep = Sweep(grid, tmp_path)
-    with sweep._held(), pytest.raises(Exception, match="is being driven by process"):
+    with sweep._lock(), pytest.raises(Exception, match="is being driven by process"):
         Sweep(grid, tmp_path).drive(Pretended(), {}, lambda _: None, lambda: False)
 
 

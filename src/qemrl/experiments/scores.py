@@ -9,13 +9,12 @@ tasks would have. With few runs they are too narrow, as runs spread less around 
 on five tasks with normal scores, they cover the truth in about 90 of 100 cases with five runs each and in 93 with ten.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from qemrl.experiments.statistics import Interval
 from qemrl.plotting.curves import Curve
@@ -105,7 +104,7 @@ def probability_of_improvement(first: Scores, second: Scores, seed: int, resampl
     Raises:
         ValueError: The arms have no task in common.
     """
-    tasks = _find_common_tasks(first, second)
+    tasks = sorted(first.keys() & second.keys())
 
     def wins(firsts: Samples, seconds: Samples) -> Float[np.ndarray, " sets"]:
         shares = []
@@ -168,28 +167,12 @@ def paired_difference(
     return aggregate(differences, "mean", seed, resamples)
 
 
-def normalize(by_arm: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Scores]:
-    """The scores of all arms, for each task on the scale on which its references are zero and one.
-
-    Args:
-        by_arm: The scores of each arm.
-        references: For each task the low and the high score; see `find_references` for those of a comparison itself.
-    """
-    for task, (low, high) in references.items():
-        if not (np.isfinite([low, high]).all() and low < high):
-            raise ValueError(f"the references of {task} are {low} and {high}; give a low score and a higher one")
-    scaled: dict[str, Scores] = {}
-    for arm, scores in by_arm.items():
-        missing = sorted(scores.keys() - references.keys())
-        if missing:
-            raise ValueError(
-                f"{arm} has scores on {', '.join(missing)}, which has no references; give a low and a high"
-            )
-        known = _check(scores)
-        scaled[arm] = {
-            task: (known[task] - references[task][0]) / (references[task][1] - references[task][0]) for task in scores
-        }
-    return scaled
+def normalize(scores: Scores, references: Mapping[str, tuple[float, float]]) -> Scores:
+    """The scores on the scale on which the references of their task, see `find_references`, are zero and one."""
+    return {
+        task: (runs - references[task][0]) / (references[task][1] - references[task][0])
+        for task, runs in scores.items()
+    }
 
 
 def find_references(curves: Sequence[Curve]) -> dict[str, tuple[float, float]]:
@@ -198,46 +181,22 @@ def find_references(curves: Sequence[Curve]) -> dict[str, tuple[float, float]]:
     Zero is the lowest evaluation that any arm had at any step, one is the last evaluation of the best arm, both as
     means over seeds. Where nothing was ever better than the lowest, one is the lowest plus 1: all scores of that task
     keep their unit.
-
-    Args:
-        curves: Those of all arms on all tasks. Several curves of an arm on a task are its seeds, and count at the
-            steps that all of them have.
     """
-    if not curves:
-        raise ValueError("there are no curves to take references from; give those of at least one run")
-    by_task: dict[str, dict[str, list[Curve]]] = {}
+    means: dict[str, list[np.ndarray]] = {}
     for curve in curves:
-        by_task.setdefault(curve.env, {}).setdefault(curve.label, []).append(curve)
+        means.setdefault(curve.env, []).append(curve.returns.mean(0))
     found = {}
-    for task, by_arm in by_task.items():
-        means = [_mean_over_seeds(same) for same in by_arm.values()]
-        low = float(min(mean.min() for mean in means))
-        high = float(max(mean[-1] for mean in means))
+    for task, by_arm in means.items():
+        low = float(min(mean.min() for mean in by_arm))
+        high = float(max(mean[-1] for mean in by_arm))
         found[task] = (low, high if high > low else low + 1.0)
     return found
 
 
-def _mean_over_seeds(curves: list[Curve]) -> Float[np.ndarray, " points"]:
-    name = f"{curves[0].label} on {curves[0].env}"
-    steps = functools.reduce(np.intersect1d, [curve.steps for curve in curves])
-    if not len(steps):
-        raise ValueError(f"the curves of {name} have no step in common; evaluate all its seeds at the same steps")
-    returns = np.concatenate([curve.returns[:, np.isin(curve.steps, steps)] for curve in curves])
-    if not np.isfinite(returns).all():
-        raise ValueError(f"a curve of {name} has evaluations that are not finite; leave out the runs that failed")
-    return returns.mean(0)
-
-
-def find_steps_to(
-    steps: Int[np.ndarray, " points"], returns: Float[np.ndarray, "seeds points"], score: float
-) -> Float[np.ndarray, " seeds"]:
+def find_steps_to(curve: Curve, score: float) -> Float[np.ndarray, " seeds"]:
     """The step of each seed's first evaluation at or above the score, infinity where there is none."""
-    if not len(steps) or (np.diff(steps) <= 0).any():
-        raise ValueError(f"evaluations must come at steps that grow, got {steps}; sort them first")
-    if np.isnan(score):
-        raise ValueError("the score to reach is not a number; give one")
-    reached = returns >= score
-    return np.where(reached.any(1), steps[reached.argmax(1)], np.inf)
+    reached = curve.returns >= score
+    return np.where(reached.any(1), curve.steps[reached.argmax(1)], np.inf)
 
 
 def _bootstrap(
@@ -283,12 +242,3 @@ def _check(scores: Scores) -> Scores:
         if not np.isfinite(runs).all():
             raise ValueError(f"{task} has scores that are not finite: {runs}; leave out the runs that failed")
     return {task: np.asarray(scores[task], np.float64) for task in sorted(scores)}
-
-
-def _find_common_tasks(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
-    tasks = sorted(first.keys() & second.keys())
-    if not tasks:
-        raise ValueError(
-            f"the arms have no task in common: one has {sorted(first)}, the other {sorted(second)}; run both on one"
-        )
-    return tasks

@@ -196,7 +196,7 @@ def draw_improvement(improvement: Mapping[Place, Interval]) -> Figure:
 
 def _write_probability(axis: Axes, x: int, y: int, interval: Interval) -> None:
     weight = "bold" if interval.excludes(0.5) else "normal"
-    look = {"ha": "center", "va": "center", "color": style.INK}
+    look: Any = {"ha": "center", "va": "center", "color": style.INK}
     up = -0.12 if interval.bounded else 0.0
     axis.text(x, y + up, f"{interval.value:.2f}", fontsize=7.5, weight=weight, **look)
     if interval.bounded:

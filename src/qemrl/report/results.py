@@ -109,7 +109,7 @@ def compute_results(cells: Mapping[Place, Cell], seed: int) -> Results:
     """The numbers of all cells that have been evaluated; the seed is that of the bootstrap."""
     curves = {place: cell.curve for place, cell in cells.items() if cell.curve is not None}
     arms = list(dict.fromkeys(arm for arm, _ in curves))
-    references = scores.find_references(list(curves.values())) if curves else {}
+    references = scores.find_references(list(curves.values()))
     left_out = {env: reason for env in references if (reason := _explain_left_out(curves, arms, env))}
     common = {env: ends for env, ends in references.items() if env not in left_out}
     return Results(
@@ -150,7 +150,7 @@ def _find_goals(curve: Curve, ends: tuple[float, float]) -> tuple[StepsToGoal, .
     found = []
     for goal in GOALS:
         score = low + goal * (high - low)
-        steps = scores.find_steps_to(curve.steps, curve.returns, score)
+        steps = scores.find_steps_to(curve, score)
         found.append(StepsToGoal(goal, score, float(np.median(steps)), int(np.isfinite(steps).sum()), len(steps)))
     return tuple(found)
 
@@ -162,8 +162,10 @@ def _aggregate(
     seed: int,
 ) -> Aggregates:
     by_arm = {arm: {env: curves[arm, env] for env in references} for arm in arms}
-    raw = {arm: {env: curve.final for env, curve in by_task.items()} for arm, by_task in by_arm.items()}
-    normal = scores.normalize(raw, references)
+    normal = {
+        arm: scores.normalize({env: curve.final for env, curve in by_task.items()}, references)
+        for arm, by_task in by_arm.items()
+    }
     every = np.concatenate([values for by_task in normal.values() for values in by_task.values()])
     thresholds = np.linspace(min(0.0, float(every.min())), max(1.0, float(every.max())), 101)
     differences = {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qemrl.config.serialize import to_json
-from qemrl.experiments.runs import RunCollection, files_below, read_runs, relabel
+from qemrl.experiments.runs import RunCollection, find_files, read_runs, relabel
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
 
@@ -143,7 +143,7 @@ def test_hidden_folders_and_the_insides_of_runs_are_not_searched(tmp_path):
     written(tmp_path / "run", {0: {1000: 1.0}})
     written(tmp_path / "run" / "checkpoints" / "copy", {1: {1000: 1.0}})
     written(tmp_path / ".hidden" / "run", {2: {1000: 1.0}})
-    assert list(files_below(tmp_path, "config.json")) == [tmp_path / "run" / "config.json"]
+    assert list(find_files(tmp_path, "config.json")) == [tmp_path / "run" / "config.json"]
 
 
 def test_failures_are_known_by_their_file_or_by_the_state_that_was_put_aside(tmp_path):

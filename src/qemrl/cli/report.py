@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import UsageError, print_table, require, table, usage, working
+from qemrl.cli.console import UsageError, print_table, require, show_status, table, usage
 
 if TYPE_CHECKING:
     from qemrl.report.content import Content
@@ -50,7 +50,7 @@ def report(
     from qemrl.report.page import make_page
     from qemrl.training.run_directory import write_atomic
 
-    with working("reading runs") as status, usage():
+    with show_status("reading runs") as status, usage():
         content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"))
         try:
             out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import tyro
 from rich.markup import escape
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, table, usage, working
+from qemrl.cli.console import failures, print_table, require, show_status, table, usage
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
@@ -105,7 +105,7 @@ def show(
     from qemrl import api
     from qemrl.experiments.episodes import watch_episode, write_episode
 
-    with working("playing an episode"), failures():
+    with show_status("playing an episode"), failures():
         with usage():
             agent = api.load(run, seed_of_run)
         episode = watch_episode(agent, episode_seed, moments)

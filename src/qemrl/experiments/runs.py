@@ -154,7 +154,7 @@ def read_runs(folder: Path) -> RunCollection:
     runs: list[RunRecord] = []
     unreadable: list[Unreadable] = []
     first_by_key: dict[tuple[str, str, int], str] = {}
-    for file in files_below(folder, "config.json"):
+    for file in find_files(folder, "config.json"):
         name = file.parent.relative_to(folder).as_posix()
         try:
             run = read_run(file.parent, name)
@@ -179,7 +179,7 @@ def relabel(text: str, path: Path, name: str) -> str:
     return re.sub(rf"(?<![\w/.-]){re.escape(str(path))}(?![\w.-])", lambda _: name, text)
 
 
-def files_below(folder: Path, name: str) -> Iterator[Path]:
+def find_files(folder: Path, name: str) -> Iterator[Path]:
     """All files of that name in a folder and below it, in order; not in hidden folders, and not inside of runs."""
     for place, folders, files in os.walk(folder):
         if name in files:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, files_below, read_runs, relabel
+from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, find_files, read_runs, relabel
 from qemrl.report.predictions import AgentPrediction, find_saved_agents, predict_returns
 from qemrl.report.results import Place, Results, compute_results
 
@@ -96,7 +96,7 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
 
 def _read_claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     found, damaged = [], []
-    for file in files_below(folder, "claims.json"):
+    for file in find_files(folder, "claims.json"):
         name = file.parent.relative_to(folder).as_posix()
         try:
             report = json.loads(file.read_text(encoding="utf-8"))

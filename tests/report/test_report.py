@@ -24,7 +24,7 @@ from qemrl.experiments.episodes import play_episode
 from qemrl.experiments.runs import read_runs
 from qemrl.plotting.style import format_steps, shorten_labels
 from qemrl.report import charts, figures
-from qemrl.report.content import ABSENT, Content, Setting, find_differing_settings, find_nearest, flatten_config, gather
+from qemrl.report.content import ABSENT, Content, find_differing_settings, find_nearest, flatten_config, gather
 from qemrl.report.markup import Html, dump_script, element, format_duration, format_number, table
 from qemrl.report.page import make_page
 from qemrl.report.predictions import EPISODE_SEED, ActionPrediction, AgentPrediction, find_saved_agents, predict_returns
@@ -72,13 +72,13 @@ def test_final_scores_and_paired_differences_have_students_intervals(tmp_path):
 
 
 def test_the_nearest_algorithm_is_the_first_of_those_with_the_fewest_other_settings():
-    settings = [
-        Setting("estimator", {"a": "mean", "b": "qem", "c": "mean", "d": "qem"}),
-        Setting("levels", {"a": "fixed", "b": "fixed", "c": "random", "d": "random"}),
-        Setting("order", {"a": ABSENT, "b": "4", "c": ABSENT, "d": "4"}),
-    ]
+    settings = {
+        "estimator": {"a": "mean", "b": "qem", "c": "mean", "d": "qem"},
+        "levels": {"a": "fixed", "b": "fixed", "c": "random", "d": "random"},
+        "order": {"a": ABSENT, "b": "4", "c": ABSENT, "d": "4"},
+    }
     assert find_nearest(("a", "b", "c", "d"), settings) == {"b": "a", "c": "a", "d": "b"}
-    assert find_nearest(("a", "b"), []) == {"b": "a"}
+    assert find_nearest(("a", "b"), {}) == {"b": "a"}
     assert find_nearest((), settings) == {}
 
 
@@ -199,7 +199,7 @@ def test_numbers_have_digits_that_suit_their_size():
 
 
 def test_only_settings_in_which_algorithms_differ_are_listed(content):
-    found = {setting.name: setting.values for setting in content.settings}
+    found = content.settings
     assert found["agent.representation"]["qr-dqn"] == "FixedQuantiles"
     assert found["agent.representation"]["iqn"] == "ImplicitQuantiles"
     assert found["agent.representation.num_cosines"]["qr-dqn"] == "–"
@@ -212,7 +212,7 @@ def test_a_setting_that_depends_on_the_task_says_on_which_and_is_compared_there(
     write_run(tmp_path / "b", "qr-dqn", "minatar/breakout", 0, [1], length=1)
     write_run(tmp_path / "c", "qr-dqn+long", "minatar/breakout", 0, [1], length=2)
     write_run(tmp_path / "d", "iqn", "probe/1", 0, [1])
-    found = {setting.name: setting.values for setting in find_differing_settings(read_runs(tmp_path))}
+    found = find_differing_settings(read_runs(tmp_path))
     assert found["steps"] == {"qr-dqn": "1000 (minatar/breakout); 4000 (probe/1)", "qr-dqn+long": "2000", "iqn": "4000"}
     assert "evaluate_every" not in found  # MinAtar has another one than probes, but for all algorithms
 
@@ -442,10 +442,9 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_a_saved_agent_shows_what_it_predicts_and_what_it_got(saved):
-    ((run, seed),) = find_saved_agents(read_runs(saved).cells().values())
-    assert seed == 3
-    found = predict_returns(run, seed)
-    assert (found.arm, found.env, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 0, "quantiles")
+    (run,) = find_saved_agents(read_runs(saved).cells().values())
+    found = predict_returns(run)
+    assert (found.arm, found.env, found.seed, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 3, 0, "quantiles")
     assert found.evaluated_at == 80
     np.testing.assert_array_equal(found.evaluation, [8.0, 9.0, 12.0])
     assert [action.name for action in found.actions] == ["action 0", "action 1"]

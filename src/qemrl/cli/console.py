@@ -1,4 +1,4 @@
-"""What commands share: how they speak to whoever called them."""
+"""What commands share: tables, status lines and errors that say what to do."""
 
 import contextlib
 import json

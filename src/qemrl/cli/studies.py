@@ -37,7 +37,7 @@ def compare(
     """Train presets on an environment and compare them: a table with intervals, a figure of the learning curves.
 
     Each preset has a run directory of its name in the folder. What is there already is not trained again; what was
-    interrupted goes on. The differences are against the first preset, over pairs of seeds.
+    interrupted is resumed. The differences are against the first preset, over pairs of seeds.
 
     Args:
         presets: Two or more names of `qemrl list`.
@@ -62,7 +62,7 @@ def compare(
 def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
     """Train QR-DQN and QEM-DQN on MinAtar's Breakout, two seeds each: a figure of the learning curves and a table.
 
-    It takes 3 to 5 minutes on two cores. It can be interrupted and goes on when it is called again; when it is
+    It takes 3 to 5 minutes on two cores. It can be interrupted and resumes when it is called again; when it is
     finished, it draws what is there. Exploration fades over the first quarter, sooner than in a run of full length.
 
     Args:
@@ -169,7 +169,7 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
             with failures():
                 comparing.complete(config, directory, _show_progress)
         except Stopped as stop:
-            print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
+            print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
             sys.exit(128 + stop.signal_number)
         directories.append(directory)
     comparison = comparing.compare(directories)

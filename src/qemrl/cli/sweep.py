@@ -37,7 +37,7 @@ def sweep(
 ) -> None:
     """Do all runs of a grid: every algorithm on every environment with every seed.
 
-    What is finished in the folder is left alone, what was interrupted goes on from its last checkpoint. A run that
+    What is finished in the folder is left alone, what was interrupted resumes from its last checkpoint. A run that
     fails does not stop the others; the same command tries it again.
 
     Args:

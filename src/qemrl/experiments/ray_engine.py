@@ -1,7 +1,7 @@
 """Runs as tasks of a Ray cluster; needs the extra `ray`.
 
 A task is the same process that the local engine starts, on any node that sees the folder of the sweep. If its node
-dies, Ray hands the task to another one, which goes on from the run's last checkpoint. If the driver dies, Ray ends
+dies, Ray hands the task to another one, which resumes it from the run's last checkpoint. If the driver dies, Ray ends
 its tasks; the same sweep, driven again, hands over what is missing.
 """
 

@@ -1,6 +1,6 @@
 """The one reader of finished and unfinished runs: records, learning curves and progress from run directories.
 
-Runs below a folder are sorted by algorithm and task, whoever made them: `train`, `compare` or `sweep`.
+Runs below a folder are sorted by algorithm and task, be they of `train`, `compare` or `sweep`.
 """
 
 import contextlib
@@ -175,7 +175,7 @@ def read_runs(folder: Path) -> RunCollection:
 
 
 def relabel(text: str, path: Path, name: str) -> str:
-    """A text about a folder that calls it by its name: where that lies is nobody's business who reads about runs."""
+    """A text with the path of a run replaced by its name: reports do not say where folders lie."""
     return re.sub(rf"(?<![\w/.-]){re.escape(str(path))}(?![\w.-])", lambda _: name, text)
 
 

@@ -6,7 +6,7 @@
     DIR/lock                                  held by the process that drives the sweep
 
 Nothing but the run directories says how far a sweep is. So it can be driven again after anything, from anywhere that
-sees the folder: runs that are finished are left alone, others go on from their last checkpoints.
+sees the folder: runs that are finished are left alone, others resume from their last checkpoints.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class Sweep:
                         self.statuses[path] = self._poll(path)
                     watch(list(self.statuses.values()))
                     polled = time.monotonic()
-                if not going and waiting:  # none of them could begin just now
+                if not going and waiting:  # none of them could start just now
                     time.sleep(POLL_EVERY_SECONDS / 10)
             if going:
                 engine.stop()
@@ -130,7 +130,7 @@ class Sweep:
         return list(self.statuses.values())
 
     def _start(self, path: Path, engine: Engine, needs: Needs) -> bool:
-        """Hand a run over; one that cannot even begin has failed, and does not keep the others from beginning."""
+        """Hand a run over; one that cannot start has failed, and does not keep the others from starting."""
         run = self.statuses[path].run
         try:
             RunDirectory.create(path, to_json(run.config), {"arm": run.arm})
@@ -143,7 +143,7 @@ class Sweep:
         return True
 
     def _poll(self, path: Path) -> RunStatus:
-        """The status of a run that goes on; until its first record it may still be queueing or compiling."""
+        """The status of a run that is going on; until its first record it may still be queueing or compiling."""
         known = self.statuses[path]
         if _size(path / "timing.jsonl") == self._timed[path]:
             return known
@@ -180,8 +180,8 @@ def _read_last_status(status: RunStatus, cause: str | None) -> RunStatus:
     if (status.path / "DONE").exists():
         return replace(known, state=State.FINISHED)
     if cause is None:
-        begun = (status.path / "metrics.jsonl").exists()  # or it was still in a queue
-        return replace(known, state=State.STOPPED if begun else State.WAITING)
+        started = (status.path / "metrics.jsonl").exists()  # or it was still in a queue
+        return replace(known, state=State.STOPPED if started else State.WAITING)
     return replace(known, state=State.FAILED, cause=cause_of_failure(status.path) or cause)
 
 

@@ -16,7 +16,7 @@ from qemrl.plotting import style
 from qemrl.plotting.style import LineStyle
 
 MOST_COLUMNS = 3
-"""How many panels stand side by side."""
+"""How many panels a row has."""
 
 
 @dataclass(frozen=True)

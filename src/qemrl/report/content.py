@@ -21,13 +21,8 @@ ABSENT = "–"
 """Stands for a setting that an algorithm does not have."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting in which algorithms differ."""
-
-    name: str
-    values: Mapping[str, str]
-    """As text, by algorithm."""
+Settings = Mapping[str, Mapping[str, str]]
+"""Settings in which algorithms differ: by name and algorithm, as text."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Content:
     collection: RunCollection
     cells: Mapping[Place, Cell]
     results: Results
-    settings: Sequence[Setting]
+    settings: Settings
     nearest: Mapping[str, str]
     """To each algorithm but the first, the one of those before it that it differs from in the fewest settings."""
 
@@ -83,10 +78,10 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
     tick("computing intervals")
     numbers = compute_results(cells, seed)
     predicted, not_loaded = [], []
-    for run, first in find_saved_agents(cells.values()) if agents else ():
+    for run in find_saved_agents(cells.values()) if agents else ():
         tick(f"loading {run.name}")
         try:
-            predicted.append(predict_returns(run, first))
+            predicted.append(predict_returns(run))
         except ValueError as error:
             not_loaded.append(f"{run.name}: {relabel(str(error), run.path, run.name)}")
     settings = find_differing_settings(collection)
@@ -111,18 +106,18 @@ def _read_claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     return found, damaged
 
 
-def find_differing_settings(collection: RunCollection) -> list[Setting]:
+def find_differing_settings(collection: RunCollection) -> Settings:
     """The settings in which algorithms differ on a task; where one depends on the task, each value names its tasks."""
     values: dict[str, dict[Place, set[str]]] = {}
     for run in collection.runs:
         for name, value in flatten_config(run.record["config"]).items():
             values.setdefault(name, {}).setdefault((run.arm, run.config.env), set()).add(value)
     places = sorted({(run.arm, run.config.env) for run in collection.runs})
-    found = []
+    found = {}
     for name, there in sorted(values.items()):
         texts = {place: " or ".join(sorted(there.get(place, {ABSENT}))) for place in places}
         if any(len({text for (_, other), text in texts.items() if other == env}) > 1 for env in collection.envs):
-            found.append(Setting(name, {arm: _join_values(arm, texts) for arm in collection.arms}))
+            found[name] = {arm: _join_values(arm, texts) for arm in collection.arms}
     return found
 
 
@@ -137,11 +132,11 @@ def _join_values(arm: str, texts: Mapping[Place, str]) -> str:
     return "; ".join(f"{text} ({', '.join(tasks)})" for text, tasks in sorted(envs.items()))
 
 
-def find_nearest(arms: Sequence[str], settings: Sequence[Setting]) -> dict[str, str]:
+def find_nearest(arms: Sequence[str], settings: Settings) -> dict[str, str]:
     """To each algorithm but the first, that of those before it from which it differs in the fewest settings."""
 
     def distance(one: str, other: str) -> int:
-        return sum(setting.values[one] != setting.values[other] for setting in settings)
+        return sum(values[one] != values[other] for values in settings.values())
 
     return {arm: min(arms[:place], key=partial(distance, arm)) for place, arm in enumerate(arms) if place}
 

@@ -57,7 +57,7 @@ def overview(page: PageBuilder) -> Html:
         left_out = [(each.name, each.reason) for each in collection.unreadable]
         parts.append(table("Left out", ("folder", "reason"), left_out, "wide"))
     parts.append(fold(f"All {len(runs)} runs", _runs_table(page)))
-    return join(parts)
+    return join(*parts)
 
 
 def _keep_distinct(texts: Iterable[str]) -> list[str]:
@@ -110,13 +110,11 @@ def throughput(page: PageBuilder) -> Html | None:
         return None
     rows.sort(key=lambda row: row[1])
     return join(
-        [
-            paragraph(
-                "Steps per second of a run, all its seeds together, evaluations included: the median over its records, "
-                "then over runs. Runs that shared a machine slowed one another down."
-            ),
-            table("Throughput", ("algorithm", "task", "steps/s", "over runs", "time in all"), rows),
-        ]
+        paragraph(
+            "Steps per second of a run, all its seeds together, evaluations included: the median over its records, "
+            "then over runs. Runs that shared a machine slowed one another down."
+        ),
+        table("Throughput", ("algorithm", "task", "steps/s", "over runs", "time in all"), rows),
     )
 
 
@@ -127,7 +125,7 @@ def settings(page: PageBuilder) -> Html | None:
         return None
     found = page.content.settings
     if found:
-        rows = [[setting.name, *(setting.values[arm] for arm in collection.arms)] for setting in found]
+        rows = [[name, *(values[arm] for arm in collection.arms)] for name, values in found.items()]
         shown = table("Settings in which algorithms differ on a task", ("setting", *collection.arms), rows, "texts")
     else:
         shown = paragraph("There is no task on which algorithms differ in their settings.")
@@ -136,7 +134,7 @@ def settings(page: PageBuilder) -> Html | None:
         run = next(run for run in collection.runs if run.arm == arm)
         text = json.dumps(run.record["config"], indent=2, sort_keys=True, ensure_ascii=False)
         configs.append(fold(f"{arm}: all settings of {run.name}", element("pre", {"tabindex": "0"}, text)))
-    return join([shown, *configs])
+    return join(shown, *configs)
 
 
 def distributions(page: PageBuilder) -> Html | None:
@@ -158,7 +156,7 @@ def distributions(page: PageBuilder) -> Html | None:
     ]
     if content.not_loaded:
         parts += [paragraph("Could not be loaded:"), bullet_list(content.not_loaded)]
-    return join(parts)
+    return join(*parts)
 
 
 def _agent_figure(page: PageBuilder, predicted: AgentPrediction) -> Html:
@@ -199,12 +197,10 @@ def ledger(page: PageBuilder) -> Html | None:
     counts = [f"{sum(claim['verdict'] == verdict for _, claim in claims)} {verdict}" for verdict in VERDICTS]
     head = ("item", "claim", "where", "what is claimed", "measured (95% interval)", "verdict")
     return join(
-        [
-            paragraph(
-                f"Results of `qemrl reproduce` below this folder: of {len(claims)} claims {', '.join(counts[:-1])} "
-                f"and {counts[-1]}. A claim holds if the whole interval of what was measured is on its side of a "
-                "threshold, fails if none of it is, and depends otherwise."
-            ),
-            table("Claims", head, rows, "wide"),
-        ]
+        paragraph(
+            f"Results of `qemrl reproduce` below this folder: of {len(claims)} claims {', '.join(counts[:-1])} "
+            f"and {counts[-1]}. A claim holds if the whole interval of what was measured is on its side of a "
+            "threshold, fails if none of it is, and depends otherwise."
+        ),
+        table("Claims", head, rows, "wide"),
     )

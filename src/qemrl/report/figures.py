@@ -1,7 +1,7 @@
 """The figures of a report for papers: curves, differences, aggregates, profiles, and probabilities of improvement."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ def draw_aggregates(aggregates: Aggregates) -> Figure:
             for place, arm in enumerate(arms):
                 _draw_interval(axis, place, by_arm[arm], styles[labels[arm]].color)
             axis.set_title(name)
-            axis.set_yticks(range(len(arms)), list(labels.values()))
-            _style_rows(axis, len(arms))
+            _label_rows(axis, list(labels.values()))
         figure.supxlabel(f"normalized score{_describe_runs(aggregates)}", fontsize=8)
     return figure
 
@@ -116,17 +115,17 @@ def draw_gains(gains: Mapping[str, Mapping[str, Difference]], nearest: Mapping[s
             for arm, (interval, _) in found.items():
                 _draw_interval(axis, arms.index(arm), interval, VERDICT_COLORS.get(interval.verdict, style.MUTED))
             axis.set_title(title, fontsize=8)
-            axis.set_yticks(range(len(arms)), [f"{names[arm]} − {names[nearest[arm]]}" for arm in arms])
-            _style_rows(axis, len(arms))
+            _label_rows(axis, [f"{names[arm]} − {names[nearest[arm]]}" for arm in arms])
             furthest = 1.08 * max(abs(end) for each, _ in found.values() for end in each if math.isfinite(end))
             axis.set_xlim(-furthest or -1, furthest or 1)
         figure.supxlabel("difference of the last evaluations, paired by seed; bars: 95% intervals", fontsize=8)
     return figure
 
 
-def _style_rows(axis: Axes, count: int) -> None:
-    """The look of a panel with a row for each algorithm."""
-    axis.set_ylim(count - 0.4, -0.6)
+def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
+    """The look of a panel with a row for each label."""
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.tick_params(left=False)
     axis.spines["left"].set_visible(False)
     light_grid(axis, "x")

@@ -29,10 +29,10 @@ def element(tag: str, attributes: Attributes, *children: Piece) -> Html:
     parts = [name if value is None else f'{name}="{html.escape(value)}"' for name, value in attributes.items()]
     opening = " ".join((tag, *parts))
     # The slash matters inside of SVG only, where an element would stay open without it.
-    return Html(f"<{opening}/>" if tag in VOID else f"<{opening}>{join(children).text}</{tag}>")
+    return Html(f"<{opening}/>" if tag in VOID else f"<{opening}>{join(*children).text}</{tag}>")
 
 
-def join(pieces: Iterable[Piece]) -> Html:
+def join(*pieces: Piece) -> Html:
     """Pieces one after another."""
     return Html("".join(piece.text if isinstance(piece, Html) else html.escape(piece) for piece in pieces))
 

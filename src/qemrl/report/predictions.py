@@ -1,4 +1,4 @@
-"""What saved agents expect of an episode that begins, beside what they got in their last evaluation."""
+"""What saved agents predict at the start of an episode, beside what they got in their last evaluation."""
 
 import json
 from collections.abc import Iterable
@@ -55,25 +55,23 @@ class AgentPrediction:
     """The sorted returns of the last evaluation; empty if its episodes were not kept."""
 
 
-def find_saved_agents(cells: Iterable[Cell]) -> list[tuple[RunRecord, int]]:
-    """For each algorithm and task the run with a checkpoint that has the lowest seed, and that seed."""
+def find_saved_agents(cells: Iterable[Cell]) -> list[RunRecord]:
+    """For each algorithm and task the run with a checkpoint that has the lowest seed."""
     chosen = []
     for cell in cells:
         saved = [run for run in cell.runs if any((run.path / "checkpoints").glob("step_*"))]
-        if saved:
-            run = min(saved, key=lambda run: run.config.seed)
-            chosen.append((run, run.config.seed))
+        chosen += sorted(saved, key=lambda run: run.config.seed)[:1]
     return chosen
 
 
-def predict_returns(run: RunRecord, seed: int) -> AgentPrediction:
-    """What the agent of a run expects at the first observation of an episode.
+def predict_returns(run: RunRecord) -> AgentPrediction:
+    """What the agent of a run's first seed expects at the first observation of an episode.
 
     Raises:
         ValueError: The agent cannot be loaded, or its environment not be made.
     """
     try:
-        agent = api.load(run.path, seed)
+        agent = api.load(run.path, run.config.seed)
         envs = evaluation_envs(agent.config, 1)
     except (CheckpointError, ImportError, OSError, gymnasium.error.Error) as error:
         raise ValueError(str(error)) from error
@@ -82,11 +80,11 @@ def predict_returns(run: RunRecord, seed: int) -> AgentPrediction:
     finally:
         envs.close()
     q = np.asarray(agent.q(observation), np.float64)
-    evaluated_at, evaluation = _read_last_evaluation(run.path / "evaluations", seed)
+    evaluated_at, evaluation = _read_last_evaluation(run.path / "evaluations", run.config.seed)
     return AgentPrediction(
         arm=run.arm,
         env=run.config.env,
-        seed=seed,
+        seed=run.config.seed,
         step=agent.steps,
         kind=distribution_kind(agent),
         discount=float(run.config.agent.discount),

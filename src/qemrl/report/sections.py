@@ -40,16 +40,14 @@ def learning_curves(page: PageBuilder) -> Html | None:
         element("figure", {}, element("figcaption", {}, chart["title"]), page.add_chart(chart)) for chart in charts
     ]
     return join(
-        [
-            paragraph(
-                "Mean evaluation return over seeds; thin lines are single seeds, and from three seeds on the shaded "
-                "band is Student's 95% interval of the mean at each evaluation; where it is very wide, the frame cuts "
-                "it. Point at a chart, or focus it and use the arrow keys, for the numbers. A click on an algorithm "
-                "takes it out of all charts."
-            ),
-            element("div", controls, *page.legend(), gap, *switches),
-            element("div", {"class": "charts one" if len(charts) == 1 else "charts"}, *figures),
-        ]
+        paragraph(
+            "Mean evaluation return over seeds; thin lines are single seeds, and from three seeds on the shaded "
+            "band is Student's 95% interval of the mean at each evaluation; where it is very wide, the frame cuts "
+            "it. Point at a chart, or focus it and use the arrow keys, for the numbers. A click on an algorithm "
+            "takes it out of all charts."
+        ),
+        element("div", controls, *page.legend(), gap, *switches),
+        element("div", {"class": "charts one" if len(charts) == 1 else "charts"}, *figures),
     )
 
 
@@ -92,7 +90,7 @@ def final_scores(page: PageBuilder) -> Html | None:
             element("div", {"class": "controls"}, element("label", {"for": "baseline"}, "Compared with"), choice),
             *tables,
         ]
-    return join(parts)
+    return join(*parts)
 
 
 def _scale(content: Content, env: str) -> float:
@@ -151,7 +149,7 @@ def aggregates(page: PageBuilder) -> Html | None:
     reasons = bullet_list(f"{env}: {reason}." for env, reason in results.left_out.items())
     if found is None:
         none = paragraph("There is no task on which all algorithms have been evaluated at the same last step.")
-        return join([none, fold("What is missing", reasons)])
+        return join(none, fold("What is missing", reasons))
     low, high = _find_ends([estimate for by_arm in found.statistics.values() for estimate in by_arm.values()])
     rows = []
     for arm in found.profiles:
@@ -173,7 +171,7 @@ def aggregates(page: PageBuilder) -> Html | None:
     ]
     if results.left_out:
         parts.append(fold("Tasks that are left out here", reasons))
-    return join(parts)
+    return join(*parts)
 
 
 def _find_ends(estimates: Sequence[Interval]) -> tuple[float, float]:
@@ -204,15 +202,13 @@ def profiles(page: PageBuilder) -> Html | None:
         return None
     legend = element("div", {"class": "controls", "role": "group", "aria-label": "Algorithms"}, *page.legend())
     return join(
-        [
-            paragraph(
-                "The share of runs that end above each normalized score, averaged over tasks; a line that lies above "
-                "another is better at that score. Bands are 95% intervals of the same bootstrap, at each score for "
-                "itself."
-            ),
-            legend,
-            element("div", {"class": "charts one"}, element("figure", {}, page.add_chart(chart))),
-        ]
+        paragraph(
+            "The share of runs that end above each normalized score, averaged over tasks; a line that lies above "
+            "another is better at that score. Bands are 95% intervals of the same bootstrap, at each score for "
+            "itself."
+        ),
+        legend,
+        element("div", {"class": "charts one"}, element("figure", {}, page.add_chart(chart))),
     )
 
 
@@ -224,14 +220,12 @@ def improvement(page: PageBuilder) -> Html | None:
     arms = [arm for arm in page.content.collection.arms if any(arm in pair for pair in found)]
     rows = [[page.name(row), *(_probability_cell(found.get((row, column))) for column in arms)] for row in arms]
     return join(
-        [
-            paragraph(
-                "How probably a run of the algorithm of the row ends above one of the column's on the same task, "
-                "averaged over the tasks that both have; ties count half, so 0.5 says that neither is better. Brackets "
-                "are bootstrap intervals. Bold: the interval leaves out 0.5."
-            ),
-            table("P(row ends above column)", ("algorithm", *arms), rows, "matrix"),
-        ]
+        paragraph(
+            "How probably a run of the algorithm of the row ends above one of the column's on the same task, "
+            "averaged over the tasks that both have; ties count half, so 0.5 says that neither is better. Brackets "
+            "are bootstrap intervals. Bold: the interval leaves out 0.5."
+        ),
+        table("P(row ends above column)", ("algorithm", *arms), rows, "matrix"),
     )
 
 
@@ -256,15 +250,13 @@ def efficiency(page: PageBuilder) -> Html | None:
     rows.sort(key=lambda row: row[1])
     goals = [f"steps to {goal:.0%}" for goal in GOALS]
     return join(
-        [
-            paragraph(
-                "The median over seeds of the first step whose evaluation is at least so far up from the lowest mean "
-                "evaluation of the task to the best algorithm's last one, and how many seeds got there. The area is "
-                "that under the evaluation curve divided by its length: a return averaged over steps, with Student's "
-                "95% interval; curves of different lengths are not comparable by it."
-            ),
-            table("Sample efficiency", ("algorithm", "task", *goals, "area under the curve"), rows),
-        ]
+        paragraph(
+            "The median over seeds of the first step whose evaluation is at least so far up from the lowest mean "
+            "evaluation of the task to the best algorithm's last one, and how many seeds got there. The area is "
+            "that under the evaluation curve divided by its length: a return averaged over steps, with Student's "
+            "95% interval; curves of different lengths are not comparable by it."
+        ),
+        table("Sample efficiency", ("algorithm", "task", *goals, "area under the curve"), rows),
     )
 
 

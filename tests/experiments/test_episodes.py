@@ -1,4 +1,4 @@
-"""Episodes looked at closely: the same episode again, what is drawn of it, and what is written down."""
+"""Episodes step by step: the same episode again, what is drawn of it, and what is written down."""
 
 import csv
 import itertools

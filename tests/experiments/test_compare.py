@@ -188,7 +188,7 @@ def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
             plan(asked, tmp_path)
 
 
-def test_short_runs_are_evaluated_often_and_long_ones_as_their_domain_has_it():
+def test_short_runs_are_evaluated_often_and_long_ones_as_their_family_has_it():
     long = configure("qr-dqn", "minatar/breakout", 1_000_000)
     assert evaluate_often(long) == long
     short = evaluate_often(configure("qr-dqn", "minatar/breakout", 100_000))
@@ -199,7 +199,7 @@ def test_short_runs_are_evaluated_often_and_long_ones_as_their_domain_has_it():
         assert config.evaluate_every <= max(4, steps / comparing.LEAST_EVALUATIONS)
 
 
-def test_an_interrupted_comparison_goes_on_and_a_finished_one_is_not_trained_again(tmp_path):
+def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_trained_again(tmp_path):
     configs = [tiny("qr-dqn"), tiny("dqn")]
     stopping, whole = Callback(stop_at=200), Callback()
     directories = [prepare(config, tmp_path / config.preset) for config in configs]

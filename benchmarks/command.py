@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qemrl.cli.console import UsageError, print_table, require, table, usage, working, write_json
+from qemrl.cli.console import UsageError, print_table, require, show_status, table, usage, write_json
 
 JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
 """Where `qemrl bench` keeps figures, and the page that it makes of them."""
@@ -51,7 +51,7 @@ def run_benches(benches: Sequence[Any], json_file: Path, page: Path, again: bool
             print(f"already there, in {json_file}: {', '.join(kept)}; --again measures everything anew")
         begin = time.perf_counter()
         try:
-            with working("starting") as status:
+            with show_status("starting") as status:
                 failed = everything.measure(
                     wanted,
                     json_file,
@@ -102,7 +102,7 @@ def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:
     require(0 < seconds < 1e6, f"--seconds must be positive; got {seconds:g}")
     from benchmarks import performance, scaling
 
-    with working("timing laps") as status:
+    with show_status("timing laps") as status:
         report = scaling.run(seconds, lambda done: status.update(f"{done} …"))
     for sheet in performance.growth_sheets(report.as_json()):
         shown = table(sheet.title, *sheet.columns)
@@ -157,7 +157,7 @@ def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
     require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
     from benchmarks import variance
 
-    with working("timing models of V") as status:
+    with show_status("timing models of V") as status:
         report = variance.run(rounds, lambda done: status.update(f"{done} …"))
     _show_overheads(report, "An update and the actions before it", ("estimated", "fixed"))
     write_json(report.as_json(), json_file)
@@ -176,7 +176,7 @@ def _bench(
 
     folder = peers.default_folder() if peers_folder is None else peers_folder
     try:
-        with working(what) as status:
+        with show_status(what) as status:
             report = run(seconds, folder, lambda done: status.update(f"{done} …"))
     except peers.PeerError as error:
         raise UsageError(str(error)) from error

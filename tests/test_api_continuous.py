@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qemrl
-from qemrl.experiments.show import watch, write
+from qemrl.experiments.episodes import watch_episode, write_episode
 
 TINY = {
     "network.policy_widths": (8,),
@@ -124,7 +124,7 @@ def test_an_agent_of_expected_returns_knows_no_risk():
 
 
 def test_an_episode_shows_what_each_critic_expects(saved, tmp_path):
-    episode = watch(saved[0], seed=1, predictions=3)
+    episode = watch_episode(saved[0], seed=1, predictions=3)
     assert episode.curves == ("critic 1", "critic 2")
     assert episode.actions.shape == (200, 1)
     assert episode.q.shape == (200, 1)
@@ -133,7 +133,7 @@ def test_an_episode_shows_what_each_critic_expects(saved, tmp_path):
     assert prediction.q_qem is not None
     assert prediction.chosen == prediction.q_mean.argmin()
     np.testing.assert_allclose(prediction.q_qem.min(), episode.q[prediction.step, 0], rtol=1e-4)
-    paths = {path.name: path for path in write(episode, tmp_path)}
+    paths = {path.name: path for path in write_episode(episode, tmp_path)}
     assert paths["data.csv"].read_text().startswith("step,action_0,reward,q\n")
     rows = paths["distributions.csv"].read_text().splitlines()
     assert rows[0] == "step,chosen,critic,level,value,prob,qem_fit"

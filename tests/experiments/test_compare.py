@@ -1,4 +1,4 @@
-"""Comparisons: what the numbers are, and what is trained, taken over and gone on with."""
+"""Comparisons: what the numbers are, and what is trained, taken over and resumed."""
 
 import contextlib
 import csv
@@ -10,13 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 from qemrl.agents.value import NetworkConfig
 from qemrl.config.serialize import to_json
 from qemrl.experiments import compare as comparing
-from qemrl.experiments.compare import ComparisonRequest, compare, complete, dense, paired, plan, prepare, write
-from qemrl.experiments.curves import COLORS, Curve, draw, read_curve
+from qemrl.experiments.compare import (
+    ComparisonRequest,
+    compare,
+    complete,
+    evaluate_often,
+    plan,
+    prepare,
+    subtract,
+    write_comparison,
+)
+from qemrl.experiments.runs import build_curve, read_run
+from qemrl.plotting.curves import Curve
 from qemrl.replay.config import ReplayConfig
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
@@ -86,7 +95,9 @@ def two_runs(tmp_path) -> list[RunDirectory]:
 def test_a_curve_is_read_from_the_evaluations_that_all_seeds_have(tmp_path):
     returns = {4: {10: 1.0, 20: 2.0, 30: None, 40: 4.0}, 5: {10: 5.0, 20: 6.0, 30: 7.0}}
     directory = written(tmp_path / "run", "iqn", 40, returns)
-    curve = read_curve(directory.path)
+    run = read_run(directory.path, "run")
+    curve = build_curve(run.arm, run.config.env, run.evaluations)
+    assert curve is not None
     assert (curve.label, curve.env, curve.seeds) == ("iqn", ENV, (4, 5))
     assert curve.steps.tolist() == [10, 20]
     assert curve.returns.tolist() == [[1.0, 2.0], [5.0, 6.0]]
@@ -95,13 +106,7 @@ def test_a_curve_is_read_from_the_evaluations_that_all_seeds_have(tmp_path):
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     directory = written(tmp_path / "run", "iqn", 40, {0: {}})
     with pytest.raises(ValueError, match="no evaluation yet"):
-        read_curve(directory.path)
-
-
-def test_the_average_of_a_curve_is_its_area_over_its_length():
-    curve = Curve("dqn", ENV, np.array([10, 20, 40]), np.array([[0.0, 2.0, 4.0]]))
-    assert curve.average == pytest.approx([(10 * 1 + 20 * 3) / 30])
-    assert Curve("dqn", ENV, np.array([10]), np.array([[7.0]])).average.tolist() == [7.0]
+        compare([directory])
 
 
 def test_differences_are_paired_by_seed_and_have_students_interval():
@@ -109,43 +114,43 @@ def test_differences_are_paired_by_seed_and_have_students_interval():
     first = Curve("a", ENV, steps, np.array([[0.0, 1.0], [0.0, 10.0], [0.0, 20.0]]), (0, 1, 2))
     # In another order, and with a seed that the first has not: differences are 2, 3 and 4 at the end.
     other = Curve("b", ENV, steps, np.array([[0.0, 24.0], [0.0, 3.0], [0.0, 13.0], [0.0, 99.0]]), (2, 0, 1, 7))
-    difference = paired(other, first)
+    difference = subtract(other, first)
     assert set(difference.seeds) == {0, 1, 2}
     reach = T_OF_THREE * 1 / np.sqrt(3)
     assert difference.final == pytest.approx((3.0, 3 - reach, 3 + reach))
     assert difference.average == pytest.approx((1.5, 1.5 - reach / 2, 1.5 + reach / 2))
-    assert difference.verdict == "higher"
-    assert paired(first, other).verdict == "lower"
+    assert difference.final.verdict == "higher"
+    assert subtract(first, other).final.verdict == "lower"
 
 
 @pytest.mark.parametrize(("ends", "verdict"), [((1.0, 3.0), "no significant difference"), ((5.0, 5.1), "higher")])
 def test_an_interval_with_zero_in_it_shows_no_difference(ends, verdict):
     steps = np.array([1])
     zero = Curve("a", ENV, steps, np.zeros((2, 1)))
-    difference = paired(Curve("b", ENV, steps, np.array(ends)[:, None]), zero)
-    assert difference.verdict == verdict
+    difference = subtract(Curve("b", ENV, steps, np.array(ends)[:, None]), zero)
+    assert difference.final.verdict == verdict
     reach = T_OF_TWO_PAIRS * abs(ends[0] - ends[1]) / 2
     assert difference.final.high - difference.final.value == pytest.approx(reach)
 
 
-def test_one_seed_shows_nothing_and_strangers_cannot_be_paired():
+def test_one_seed_shows_nothing_and_strangers_cannot_be_subtract():
     one = Curve("a", ENV, np.array([1]), np.array([[1.0]]), (0,))
-    assert paired(one, replace(one, returns=np.array([[9.0]]))).verdict == "one seed shows nothing"
+    assert subtract(one, replace(one, returns=np.array([[9.0]]))).final.verdict == "one seed shows nothing"
     with pytest.raises(ValueError, match="cannot be paired"):
-        paired(one, replace(one, seeds=(1,)))
+        subtract(one, replace(one, seeds=(1,)))
     with pytest.raises(ValueError, match="cannot be paired"):
-        paired(one, replace(one, steps=np.array([2])))
+        subtract(one, replace(one, steps=np.array([2])))
 
 
 def test_a_comparison_of_runs_that_are_there(two_runs, tmp_path):
     comparison = compare(two_runs)
     first, other = comparison.results
     assert first.final == pytest.approx((4.5, 4.5 - T_OF_TWO_PAIRS * 0.5, 4.5 + T_OF_TWO_PAIRS * 0.5))
-    assert first.steps_per_second == 1000.0
+    assert first.run.steps_per_second == 1000.0
     assert other.average.value == pytest.approx(4.5)
     (difference,) = comparison.differences
     assert difference.final == pytest.approx((2.0, 2 - T_OF_TWO_PAIRS, 2 + T_OF_TWO_PAIRS))
-    paths = write(comparison, two_runs, tmp_path / "out")
+    paths = write_comparison(comparison, tmp_path / "out")
     assert [path.name for path in paths] == ["figure.png", "figure.svg", "data.csv", "comparison.json"]
     with paths[2].open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -163,43 +168,6 @@ def test_a_comparison_of_runs_that_are_there(two_runs, tmp_path):
     assert len(hashes) == 2
     assert all(len(found) == 16 for found in hashes)
     assert numbers["runs"][0]["commit"] == two_runs[0].record["commit"]
-
-
-def test_every_seed_is_a_thin_line_and_from_three_on_there_is_a_band():
-    steps = np.array([1, 2, 3])
-    for count, bands in ((1, 0), (2, 0), (3, 2)):
-        returns = np.arange(3.0 * count).reshape(count, 3)
-        curves = [Curve("qr-dqn", ENV, steps, returns), Curve("qem-dqn", ENV, steps, returns + 1)]
-        (axis,) = draw(curves).axes
-        assert len(axis.lines) == 2 * (1 + (count if count > 1 else 0))
-        assert len(axis.collections) == bands
-        bold = [line for line in axis.lines if line.get_linewidth() > 1]
-        np.testing.assert_allclose(np.asarray(bold[0].get_ydata()), returns.mean(0))
-        assert [to_hex(line.get_color()) for line in bold] == [COLORS["qr-dqn"], COLORS["qem-dqn"]]
-        assert {text.get_text() for text in axis.texts} == {"qr-dqn", "qem-dqn"}
-
-
-def test_environments_are_panels_and_labels_keep_their_looks():
-    steps = np.array([1, 2])
-    curves = [Curve(name, env, steps, np.ones((2, 2))) for env in "abcd" for name in ("x", "y", "dqn")]
-    figure = draw(curves)
-    assert [axis.get_title() for axis in figure.axes] == list("abcd")
-    for axis in figure.axes:
-        colors = [line.get_color() for line in axis.lines if line.get_linewidth() > 1]
-        assert len(set(colors)) == 3
-        assert colors == [line.get_color() for line in figure.axes[0].lines if line.get_linewidth() > 1]
-    with pytest.raises(ValueError, match="no curve"):
-        draw([])
-
-
-def test_names_at_the_ends_do_not_lie_on_one_another():
-    steps = np.array([1, 2])
-    ends = {"a": 1.0, "b": 1.001, "c": 1.002, "d": 0.0}
-    figure = draw([Curve(name, ENV, steps, np.array([[0.0, end]])) for name, end in ends.items()])
-    heights = {text.get_text(): float(text.get_position()[1]) for text in figure.axes[0].texts}
-    assert sorted(heights, key=heights.__getitem__) == ["d", "a", "b", "c"]
-    assert np.diff(sorted(heights.values())).min() > 0.07
-    assert max(heights.values()) <= 1
 
 
 @pytest.mark.usefixtures("two_runs")
@@ -220,18 +188,18 @@ def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
             plan(asked, tmp_path)
 
 
-def test_short_runs_are_evaluated_often_and_long_ones_as_their_domain_has_it():
+def test_short_runs_are_evaluated_often_and_long_ones_as_their_family_has_it():
     long = configure("qr-dqn", "minatar/breakout", 1_000_000)
-    assert dense(long) == long
-    short = dense(configure("qr-dqn", "minatar/breakout", 100_000))
+    assert evaluate_often(long) == long
+    short = evaluate_often(configure("qr-dqn", "minatar/breakout", 100_000))
     assert (short.log_every, short.evaluate_every, short.checkpoint_every) == (2_000, 10_000, 50_000)
     for steps in (10, 137, 4_000, 44_444):
-        config = dense(configure("dqn", "CartPole-v1", steps))
+        config = evaluate_often(configure("dqn", "CartPole-v1", steps))
         assert sum(config.is_evaluated(step) for step in range(4, config.whole_steps + 1, 4)) <= 30
         assert config.evaluate_every <= max(4, steps / comparing.LEAST_EVALUATIONS)
 
 
-def test_an_interrupted_comparison_goes_on_and_a_finished_one_is_not_trained_again(tmp_path):
+def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_trained_again(tmp_path):
     configs = [tiny("qr-dqn"), tiny("dqn")]
     stopping, whole = Callback(stop_at=200), Callback()
     directories = [prepare(config, tmp_path / config.preset) for config in configs]

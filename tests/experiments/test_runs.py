@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qemrl.config.serialize import to_json
-from qemrl.experiments.runs import RunCollection, files_below, from_there, read_runs
+from qemrl.experiments.runs import RunCollection, find_files, read_runs, relabel
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
 
@@ -68,15 +68,15 @@ def test_unfinished_runs_count_only_where_none_is_finished(tmp_path):
     written(tmp_path / "d", {1: {1000: 4.0}}, preset="iqn", done=False)
     written(tmp_path / "e", {2: {}}, preset="iqn", done=False)
     cells = read_runs(tmp_path).cells()
-    polyak_update, begun = cells["qr-dqn", ENV], cells["iqn", ENV]
-    assert [run.state for run in polyak_update.runs] == ["finished", "unfinished"]
-    assert polyak_update.finished
-    assert polyak_update.curve is not None
-    assert polyak_update.curve.seeds == (0,)
-    assert not begun.finished
-    assert begun.curve is not None
-    assert begun.curve.seeds == (0, 1)
-    np.testing.assert_array_equal(begun.curve.returns, [[1.0], [4.0]])  # what all have
+    mixed, started = cells["qr-dqn", ENV], cells["iqn", ENV]
+    assert [run.state for run in mixed.runs] == ["finished", "unfinished"]
+    assert mixed.finished
+    assert mixed.curve is not None
+    assert mixed.curve.seeds == (0,)
+    assert not started.finished
+    assert started.curve is not None
+    assert started.curve.seeds == (0, 1)
+    np.testing.assert_array_equal(started.curve.returns, [[1.0], [4.0]])  # what all have
 
 
 def test_without_a_common_evaluation_there_is_no_curve(tmp_path):
@@ -143,7 +143,7 @@ def test_hidden_folders_and_the_insides_of_runs_are_not_searched(tmp_path):
     written(tmp_path / "run", {0: {1000: 1.0}})
     written(tmp_path / "run" / "checkpoints" / "copy", {1: {1000: 1.0}})
     written(tmp_path / ".hidden" / "run", {2: {1000: 1.0}})
-    assert list(files_below(tmp_path, "config.json")) == [tmp_path / "run" / "config.json"]
+    assert list(find_files(tmp_path, "config.json")) == [tmp_path / "run" / "config.json"]
 
 
 def test_failures_are_known_by_their_file_or_by_the_state_that_was_put_aside(tmp_path):
@@ -175,8 +175,8 @@ def test_speed_is_the_median_and_time_counts_what_was_done_again(tmp_path):
 
 
 def test_texts_name_runs_as_they_are_seen_from_the_folder():
-    assert from_there("a/run/x, a/run-2/x and data/run", Path("a/run"), "run") == "run/x, a/run-2/x and data/run"
-    assert from_there("/a/config.json is bad", Path("/a"), ".") == "./config.json is bad"
+    assert relabel("a/run/x, a/run-2/x and data/run", Path("a/run"), "run") == "run/x, a/run-2/x and data/run"
+    assert relabel("/a/config.json is bad", Path("/a"), ".") == "./config.json is bad"
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_an_empty_one_has_no_runs(tmp_path):

@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from qemrl.experiments.curves import Curve
 from qemrl.experiments.scores import (
     STATISTICS,
     Scores,
     aggregate,
-    interquartile_mean,
-    normalized,
+    compute_profile,
+    find_references,
+    find_steps_to,
+    normalize,
+    pair_curves,
     paired_difference,
     probability_of_improvement,
-    profile,
-    references,
-    steps_to,
 )
 from qemrl.experiments.statistics import Interval
+from qemrl.plotting.curves import Curve
 
 # Few different values, so that ties between runs are common.
 RUNS = st.lists(st.integers(-20, 20), min_size=2, max_size=6).map(lambda found: np.array(found, np.float64))
@@ -34,6 +34,24 @@ NAMES = pytest.mark.parametrize("name", list(STATISTICS))
 def arm(seed: int, tasks: int = 5, runs: int = 5) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {f"task {i}": rng.normal(i, 2.0, runs) for i in range(tasks)}
+
+
+def compute(name: str, found: Scores) -> float:
+    """A statistic without its interval."""
+    return aggregate(found, name, 0, 40).value
+
+
+def interquartile_mean(values: np.ndarray) -> float:
+    return compute("IQM", {"a": values})
+
+
+UNIT = (0.0, 1.0)
+"""References that leave scores as they are."""
+
+
+def ends(scores: list[float], seeds: tuple[int, ...] = ()) -> Curve:
+    """A curve of one evaluation."""
+    return Curve("x", "a", np.array([10]), np.array(scores)[:, None], seeds)
 
 
 # Values
@@ -57,15 +75,15 @@ def test_the_interquartile_mean_is_the_trimmed_mean(count):
 
 def test_aggregates_pool_runs_or_average_tasks():
     found = {"a": np.array([0.0, 1.0]), "b": np.array([4.0, 5.0, 6.0, 100.0]), "c": np.array([10.0])}
-    assert STATISTICS["IQM"](found) == (1 + 4 + 5 + 6 + 10) / 5
-    assert STATISTICS["mean"](found) == pytest.approx((0.5 + 28.75 + 10) / 3)
-    assert STATISTICS["median"](found) == 10.0
-    assert {type(of(found)) for of in STATISTICS.values()} == {float}
+    assert compute("IQM", found) == (1 + 4 + 5 + 6 + 10) / 5
+    assert compute("mean", found) == pytest.approx((0.5 + 28.75 + 10) / 3)
+    assert compute("median", found) == 10.0
+    assert {type(compute(name, found)) for name in STATISTICS} == {float}
 
 
 def test_scores_of_single_precision_are_aggregated_in_double():
     found = {"a": np.array([0.1, 0.2], np.float32)}
-    assert STATISTICS["mean"](found) == (float(np.float32(0.1)) + float(np.float32(0.2))) / 2
+    assert compute("mean", found) == (float(np.float32(0.1)) + float(np.float32(0.2))) / 2
 
 
 @NAMES
@@ -74,11 +92,6 @@ def test_aggregates_move_and_stretch_with_the_scores(name, found, shift, scale):
     moved = {task: runs * scale + shift for task, runs in found.items()}
     expected = np.array(aggregate(found, name, 3, 100)) * scale + shift
     np.testing.assert_allclose(aggregate(moved, name, 3, 100), expected, atol=1e-9)
-
-
-@NAMES
-def test_values_of_intervals_are_the_statistics(name):
-    assert aggregate(arm(0), name, 0).value == STATISTICS[name](arm(0))
 
 
 # The bootstrap
@@ -106,9 +119,9 @@ FIRST, SECOND = np.array([1.0, 2.5, 7.0]), np.array([0.0, 3.0, 3.5])
 def test_intervals_of_aggregates_are_those_of_all_resamples(name):
     resamples = 20_000
     found = {"a": FIRST, "b": SECOND}
-    every = [STATISTICS[name]({"a": a, "b": b}) for a, b in every_resample(FIRST, SECOND)]
+    every = [compute(name, {"a": a, "b": b}) for a, b in every_resample(FIRST, SECOND)]
     assert len(every) == 27 * 27
-    check_against_enumeration(aggregate(found, name, 5, resamples), resamples, every, STATISTICS[name](found))
+    check_against_enumeration(aggregate(found, name, 5, resamples), resamples, every, compute(name, found))
 
 
 def test_tasks_of_equal_scores_are_redrawn_independently():
@@ -142,7 +155,7 @@ def test_an_arm_and_its_copy_are_redrawn_independently():
 def test_intervals_of_profiles_are_those_of_all_resamples():
     resamples = 20_000
     thresholds = np.array([0.5, 2.5, 3.2])
-    shares = profile({"a": FIRST, "b": SECOND}, thresholds, 8, resamples)
+    shares = compute_profile({"a": FIRST, "b": SECOND}, thresholds, 8, resamples)
     for place, threshold in enumerate(thresholds):
         every = [((a > threshold).mean() + (b > threshold).mean()) / 2 for a, b in every_resample(FIRST, SECOND)]
         value = (np.mean(threshold < FIRST) + np.mean(threshold < SECOND)) / 2
@@ -152,19 +165,22 @@ def test_intervals_of_profiles_are_those_of_all_resamples():
 
 def test_intervals_of_paired_differences_are_those_of_all_resamples():
     resamples = 20_000
-    first = {"a": dict(enumerate([1.0, 2.0, 9.0])), "b": dict(enumerate([0.0, 1.0, 2.0]))}
-    second = {"a": dict(enumerate([0.5, 2.5, 4.0])), "b": dict(enumerate([1.0, 0.0, 5.0]))}
+    first = {"a": ends([1.0, 2.0, 9.0]), "b": ends([0.0, 1.0, 2.0])}
+    second = {"a": ends([0.5, 2.5, 4.0]), "b": ends([1.0, 0.0, 5.0])}
     every = [(a.mean() + b.mean()) / 2 for a, b in every_resample(np.array([0.5, -0.5, 5]), np.array([-1.0, 1, -3]))]
-    check_against_enumeration(paired_difference(first, second, 9, resamples), resamples, every, (5 / 3 - 1) / 2)
+    check_against_enumeration(
+        paired_difference(first, second, {"a": UNIT, "b": UNIT}, 9, resamples), resamples, every, (5 / 3 - 1) / 2
+    )
 
 
 def everything(found: Scores, seed: int) -> list[np.ndarray]:
     """All intervals that there are, of one arm or of it and another; few resamples, so that seeds differ in each."""
-    by_seed = {task: dict(enumerate(map(float, runs))) for task, runs in found.items()}
-    zeros = {task: dict.fromkeys(range(5), 0.0) for task in found}
+    curves = {task: ends(runs.tolist()) for task, runs in found.items()}
+    zeros = {task: ends([0.0] * 5) for task in found}
+    units = dict.fromkeys(found, UNIT)
     single = [aggregate(found, name, seed, 100) for name in STATISTICS]
-    pairs = [probability_of_improvement(found, arm(2), seed, 100), paired_difference(by_seed, zeros, seed, 100)]
-    return [np.array(one) for one in (*single, *pairs, profile(found, np.linspace(-2, 6, 50), seed, 100))]
+    pairs = [probability_of_improvement(found, arm(2), seed, 100), paired_difference(curves, zeros, units, seed, 100)]
+    return [np.array(one) for one in (*single, *pairs, compute_profile(found, np.linspace(-2, 6, 50), seed, 100))]
 
 
 def test_the_seed_is_honored_bit_for_bit():
@@ -211,7 +227,7 @@ def test_intervals_of_interquartile_means_cover_the_truth_about_as_often_as_they
 def test_intervals_are_as_wide_as_the_spread_of_the_estimate(name):
     rng = np.random.default_rng(4)
     draws = [{task: rng.normal(shift, 1.0, 40) for task, shift in (("a", -1), ("b", 0), ("c", 1))} for _ in range(300)]
-    low, high = np.quantile([STATISTICS[name](found) for found in draws], (0.025, 0.975))
+    low, high = np.quantile([compute(name, found) for found in draws], (0.025, 0.975))
     widths = [interval.high - interval.low for interval in (aggregate(found, name, 0, 400) for found in draws[:20])]
     assert np.mean(widths) == pytest.approx(high - low, rel=0.2)
 
@@ -243,18 +259,17 @@ def test_improvements_are_averaged_over_the_tasks_of_both():
 
 
 def test_pairs_are_those_of_the_seeds_and_tasks_of_both():
-    first = {"a": {3: 5.0, 1: 2.0, 8: 100.0}, "b": {0: 1.0, 1: 1.0}, "only here": {0: 0.0}}
-    second = {"a": {1: 1.0, 3: 2.0, 2: -100.0}, "b": {1: 3.0, 0: 2.0, 7: 0.0}}
-    # differences on a: 1 and 3; on b: -1 and -2
-    interval = paired_difference(first, second, 0)
-    assert interval == pytest.approx((0.25, (1 - 2) / 2, (3 - 1) / 2))
+    first = {"a": ends([5.0, 2.0, 100.0], (3, 1, 8)), "b": ends([1.0, 1.0]), "only here": ends([0.0])}
+    second = {"a": ends([1.0, 2.0, -100.0], (1, 3, 2)), "b": ends([6.0, 4.0, 0.0], (1, 0, 7))}
+    # differences on a: 1 and 3; on b: -3 and -5, which are -1.5 and -2.5 of its unit
+    interval = paired_difference(first, second, {"a": UNIT, "b": (1.0, 3.0)}, 0)
+    assert interval == pytest.approx((0.0, (1 - 2.5) / 2, (3 - 1.5) / 2))
 
 
 def test_pairs_remove_what_both_arms_owe_to_the_seed():
     shared = np.random.default_rng(5).normal(0, 100.0, 8)
-    first = {"a": {seed: float(luck + 1 + 0.1 * (seed % 2)) for seed, luck in enumerate(shared)}}
-    second = {"a": {seed: float(luck) for seed, luck in enumerate(shared)}}
-    interval = paired_difference(first, second, 0)
+    first = {"a": ends([luck + 1 + 0.1 * (seed % 2) for seed, luck in enumerate(shared.tolist())])}
+    interval = paired_difference(first, {"a": ends(shared.tolist())}, {"a": UNIT}, 0)
     assert 1.0 <= interval.low < interval.value < interval.high <= 1.1 + 1e-9
 
 
@@ -264,25 +279,25 @@ def test_pairs_remove_what_both_arms_owe_to_the_seed():
 def test_a_profile_counts_the_runs_above_each_threshold():
     found = {"a": np.array([1.0, 2.0]), "b": np.array([0.0, 1.0, 2.0, 3.0])}
     thresholds = np.array([-1.0, 0.0, 1.0, 2.5, 3.0])
-    shares = profile(found, thresholds, 0)
+    shares = compute_profile(found, thresholds, 0)
     np.testing.assert_allclose(shares.share, [1, (1 + 3 / 4) / 2, (1 / 2 + 1 / 2) / 2, (0 + 1 / 4) / 2, 0])
     assert {part.shape for part in shares} == {(5,)}
 
 
 @given(found=ARM, thresholds=st.lists(st.integers(-21, 21), min_size=1, max_size=9))
 def test_profiles_fall_from_one_to_zero(found, thresholds):
-    shares = profile(found, np.array(sorted(thresholds), np.float64), 0, 40)
+    shares = compute_profile(found, np.array(sorted(thresholds), np.float64), 0, 40)
     for part in shares:
         assert (np.diff(part) <= 1e-12).all()
         assert (part >= 0).all()
         assert (part <= 1).all()
-    ends = profile(found, np.array([-21.0, 21.0]), 0, 40)
-    np.testing.assert_array_equal(np.stack(ends), [[1, 0]] * 3)
+    outside = compute_profile(found, np.array([-21.0, 21.0]), 0, 40)
+    np.testing.assert_array_equal(np.stack(outside), [[1, 0]] * 3)
 
 
 def test_the_order_of_thresholds_does_not_matter():
     thresholds = np.array([2.0, -1.0, 0.5])
-    shares, sorted_shares = (profile(arm(0), wanted, 0) for wanted in (thresholds, np.sort(thresholds)))
+    shares, sorted_shares = (compute_profile(arm(0), wanted, 0) for wanted in (thresholds, np.sort(thresholds)))
     np.testing.assert_array_equal(np.stack(shares)[:, [1, 2, 0]], np.stack(sorted_shares))
 
 
@@ -290,12 +305,11 @@ def test_the_order_of_thresholds_does_not_matter():
 
 
 def test_normalized_scores_are_zero_and_one_at_the_references():
-    by_arm = {"x": {"b": np.array([1.0, 3.0, 2.0]), "a": np.array([-10.0])}, "y": {"a": np.array([0.0, 10.0])}}
-    scaled = normalized(by_arm, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
-    assert {name: list(found) for name, found in scaled.items()} == {"x": ["b", "a"], "y": ["a"]}
-    np.testing.assert_allclose(scaled["x"]["b"], [0, 1, 0.5])
-    np.testing.assert_allclose(scaled["x"]["a"], [0])
-    np.testing.assert_allclose(scaled["y"]["a"], [1, 2])
+    found = {"b": np.array([1.0, 3.0, 2.0]), "a": np.array([-10.0, 10.0])}
+    scaled = normalize(found, {"a": (-10.0, 0.0), "b": (1.0, 3.0), "unused": (0.0, 1.0)})
+    assert list(scaled) == ["b", "a"]
+    np.testing.assert_allclose(scaled["b"], [0, 1, 0.5])
+    np.testing.assert_allclose(scaled["a"], [0, 2])
 
 
 def curve(label: str, env: str, returns: list[list[float]], steps: tuple[int, ...] = (10, 20, 30)) -> Curve:
@@ -308,46 +322,38 @@ def test_references_are_the_lowest_mean_and_the_best_last_mean():
         curve("y", "a", [[3.0, -4.0, 4.0], [3.0, 6.0, 4.0]]),  # means 3, 1, 4
         curve("y", "b", [[-5.0, -7.0, -6.0]]),
     ]
-    assert references(curves) == {"a": (1.0, 5.0), "b": (-7.0, -6.0)}
-
-
-def test_curves_of_an_arm_on_a_task_are_its_seeds():
-    together = [curve("x", "a", [[0.0, 9.0, 4.0], [2.0, 8.0, 7.0]])]
-    apart = [curve("x", "a", [[0.0, 9.0, 4.0]]), curve("x", "a", [[2.0, 8.0, 7.0]])]
-    assert references(apart) == references(together) == {"a": (1.0, 5.5)}
-    # a seed that is still running: the steps of both count
-    assert references([apart[0], curve("x", "a", [[2.0, 8.0]], (10, 20))]) == {"a": (1.0, 8.5)}
+    assert find_references(curves) == {"a": (1.0, 5.0), "b": (-7.0, -6.0)}
 
 
 def test_where_nothing_was_better_than_the_lowest_scores_keep_their_unit():
     flat = [curve("x", "a", [[2.0, 2.0, 2.0]]), curve("y", "b", [[5.0, 4.0, 3.0]])]
-    assert references(flat) == {"a": (2.0, 3.0), "b": (3.0, 4.0)}
+    assert find_references(flat) == {"a": (2.0, 3.0), "b": (3.0, 4.0)}
 
 
 # Sample efficiency
 
 
 def test_the_first_evaluation_at_or_above_the_score_counts():
-    steps = np.array([100, 200, 300])
-    returns = np.array([[0.0, 5.0, 1.0], [5.5, 0.0, 0.0], [0.0, 4.9, 4.9], [0.0, np.nan, 5.0]])
-    np.testing.assert_array_equal(steps_to(steps, returns, 5.0), [200, 100, np.inf, 300])
+    found = curve("x", "a", [[0.0, 5.0, 1.0], [5.5, 0.0, 0.0], [0.0, 4.9, 4.9], [0.0, math.nan, 5.0]])
+    np.testing.assert_array_equal(find_steps_to(found, 5.0), [20, 10, np.inf, 30])
 
 
 # What is refused
 
 
-INTERVALS: list[Callable[[dict[str, np.ndarray]], object]] = [
+INTERVALS: list[Callable[[dict[str, np.ndarray]], tuple]] = [
     lambda found: aggregate(found, "IQM", 0),
-    lambda found: profile(found, np.zeros(1), 0),
+    lambda found: compute_profile(found, np.zeros(1), 0),
     lambda found: probability_of_improvement(found, {"a": np.arange(3.0)}, 0),
     lambda found: probability_of_improvement({"a": np.arange(3.0)}, found, 0),
 ]
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
-def test_a_single_run_has_no_interval(interval):
-    with pytest.raises(ValueError, match=r"a has a single run.*run more seeds"):
-        interval({"a": np.array([1.0])})
+def test_a_single_run_has_a_value_and_no_interval(interval):
+    value, low, high = interval({"a": np.array([1.0])})
+    assert np.isfinite(value).all()
+    assert (low, high) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
@@ -365,19 +371,13 @@ def test_a_task_without_runs_is_refused(interval):
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_no_tasks_are_refused(interval):
-    with pytest.raises(ValueError, match=r"there are no scores; give those|no task in common"):
+    with pytest.raises(ValueError, match="there are no scores; give those of at least one task"):
         interval({})
 
 
 def test_unknown_statistics_are_refused_with_those_that_there_are():
     with pytest.raises(ValueError, match="no statistic 'iqm'; choose one of IQM, mean, median"):
         aggregate(arm(0), "iqm", 0)
-
-
-@pytest.mark.parametrize("values", [[], [1.0, np.nan]])
-def test_an_interquartile_mean_needs_finite_values(values):
-    with pytest.raises(ValueError, match="needs finite values, at least one"):
-        interquartile_mean(np.array(values))
 
 
 def test_bootstraps_need_enough_resamples_and_a_seed():
@@ -388,46 +388,25 @@ def test_bootstraps_need_enough_resamples_and_a_seed():
 
 
 def test_arms_without_a_common_task_are_refused():
-    with pytest.raises(ValueError, match=r"no task in common: one has \['a'\], the other \['b'\]; run both"):
+    with pytest.raises(ValueError, match="there are no scores"):
         probability_of_improvement({"a": np.arange(2.0)}, {"b": np.arange(2.0)}, 0)
-    with pytest.raises(ValueError, match=r"no task in common: one has \['a'\], the other \[\]"):
-        paired_difference({"a": {0: 1.0}}, {}, 0)
 
 
-def test_a_single_common_seed_is_refused():
-    with pytest.raises(ValueError, match=r"on a they have \[0, 1\] and \[1, 2\]; run both with the same seeds"):
-        paired_difference({"a": {0: 1.0, 1: 2.0}}, {"a": {1: 1.0, 2: 2.0}}, 0)
+def test_rows_of_paired_curves_are_of_the_same_seeds():
+    mine, theirs = pair_curves(ends([5.0, 2.0, 9.0], (3, 1, 8)), ends([1.0, 7.0, 2.0], (1, 0, 3)))
+    assert mine.seeds == theirs.seeds == (3, 1)
+    assert mine.final.tolist() == [5.0, 2.0]
+    assert theirs.final.tolist() == [2.0, 1.0]
+    with pytest.raises(ValueError, match=r"seeds \(0, 1\), 10 steps.*cannot be paired: give both the same seeds"):
+        pair_curves(ends([1.0, 2.0]), ends([1.0, 2.0], (2, 3)))
+
+
+def test_a_single_common_seed_has_no_interval():
+    difference = paired_difference({"a": ends([1.0, 2.0], (0, 1))}, {"a": ends([1.5, 2.0], (1, 2))}, {"a": UNIT}, 0)
+    assert difference == (0.5, -math.inf, math.inf)
 
 
 @pytest.mark.parametrize("thresholds", [[], [0.0, np.inf]])
 def test_thresholds_must_be_finite(thresholds):
     with pytest.raises(ValueError, match="thresholds must be a list of finite numbers"):
-        profile(arm(0), np.array(thresholds), 0)
-
-
-@pytest.mark.parametrize("ends", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_references_must_be_a_low_and_a_higher_score(ends):
-    with pytest.raises(ValueError, match=r"the references of a are .*give a low score and a higher one"):
-        normalized({"x": {"a": np.arange(2.0)}}, {"a": ends})
-
-
-def test_a_task_without_references_is_refused():
-    with pytest.raises(ValueError, match="x has scores on b, c, which"):
-        normalized({"x": {"a": np.zeros(1), "c": np.zeros(1), "b": np.zeros(1)}}, {"a": (0.0, 1.0)})
-
-
-def test_references_need_finite_curves_with_common_steps():
-    with pytest.raises(ValueError, match=r"there are no curves"):
-        references([])
-    with pytest.raises(ValueError, match="the curves of x on a have no step in common"):
-        references([curve("x", "a", [[1.0]], (10,)), curve("x", "a", [[1.0]], (20,))])
-    with pytest.raises(ValueError, match="a curve of x on a has evaluations that are not finite"):
-        references([curve("x", "a", [[1.0, math.nan, 2.0]])])
-
-
-def test_steps_that_do_not_grow_and_scores_that_are_none_are_refused():
-    for steps in ([], [2, 1], [1, 1]):
-        with pytest.raises(ValueError, match="at steps that grow"):
-            steps_to(np.array(steps, int), np.zeros((1, len(steps))), 0.0)
-    with pytest.raises(ValueError, match="is not a number"):
-        steps_to(np.array([1]), np.zeros((1, 1)), math.nan)
+        compute_profile(arm(0), np.array(thresholds), 0)

@@ -29,10 +29,20 @@ def test_intervals_of_means_cover_the_truth_in_95_of_100_cases():
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 3000)
 
 
-@pytest.mark.parametrize("samples", [np.array([1.0]), np.array([])])
-def test_a_mean_of_less_than_two_samples_has_no_interval(samples):
-    with pytest.raises(ValueError, match="at least two samples"):
-        mean_interval(samples)
+def test_a_single_sample_says_nothing_of_its_uncertainty_and_none_is_refused():
+    alone = mean_interval(np.array([1.5]))
+    assert alone == (1.5, -math.inf, math.inf)
+    assert not alone.bounded
+    assert str(alone) == "1.5"
+    with pytest.raises(ValueError, match="at least one sample"):
+        mean_interval(np.array([]))
+
+
+def test_the_words_about_a_difference_follow_its_interval():
+    assert Interval(2.0, 0.5, 3.5).verdict == "higher"
+    assert Interval(-2.0, -3.5, -0.5).verdict == "lower"
+    assert Interval(2.0, -0.5, 4.5).verdict == "no significant difference"
+    assert Interval.unbounded(2.0).verdict == "one seed shows nothing"
 
 
 def test_the_interval_of_a_share_is_wilsons():
@@ -88,3 +98,5 @@ def test_less_than_three_pairs_are_refused():
 def test_intervals_print_their_ends_unless_they_are_exact():
     assert str(Interval(0.123456, 0.1, 0.2)) == "0.1235 [0.1, 0.2]"
     assert str(Interval.exact(2.0)) == "2"
+    assert Interval(0.123456, 0.1, 0.2).format_ends(".2f") == "[0.10, 0.20]"
+    assert Interval.unbounded(2.0).format_ends() == ""

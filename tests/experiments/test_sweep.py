@@ -20,7 +20,7 @@ from rich.console import Console
 from qemrl.cli.app import main
 from qemrl.cli.console import print_table
 from qemrl.cli.sweep import status_table
-from qemrl.experiments.engines import Ended, LocalEngine, Needs
+from qemrl.experiments.engines import EndedRun, LocalEngine, Needs
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.ray_engine import LOOPBACK
 from qemrl.experiments.sweep import RunStatus, State, Sweep
@@ -200,12 +200,12 @@ class Pretended:
         self.order.append(path)
         self.most = max(self.most, len(self.going))
 
-    def ended(self) -> list[Ended]:
+    def poll(self) -> list[EndedRun]:
         if not self.going:
             return []
         path = self.going.pop(0)
         (path / "DONE").write_text("{}")
-        return [Ended(path, None)]
+        return [EndedRun(path, None)]
 
     def stop(self) -> None:
         self.stopped = True
@@ -274,7 +274,7 @@ def test_two_processes_cannot_drive_one_sweep(untouched, tmp_path):
     del untouched
     grid = Grid(["dqn"], ["probe/1"], 1, 40, SMALL)
     sweep = Sweep(grid, tmp_path)
-    with sweep._held(), pytest.raises(Exception, match="is being driven by process"):
+    with sweep._lock(), pytest.raises(Exception, match="is being driven by process"):
         Sweep(grid, tmp_path).drive(Pretended(), {}, lambda _: None, lambda: False)
 
 

@@ -22,14 +22,13 @@ from qemrl.cli.console import UsageError
 from qemrl.cli.report import report
 from qemrl.experiments.episodes import play_episode
 from qemrl.experiments.runs import read_runs
+from qemrl.plotting.style import format_steps, shorten_labels
 from qemrl.report import charts, figures
-from qemrl.report.content import ABSENT, Content, Setting, differing_settings, flattened, gather, nearest_before
-from qemrl.report.distributions import EPISODE_SEED, Action, Predicted, first_seeds, predict
-from qemrl.report.drawing import Drawing
-from qemrl.report.markup import Html, as_script, element, table
-from qemrl.report.numbers import hours, number, steps
-from qemrl.report.page import page
-from qemrl.report.results import Estimate, results
+from qemrl.report.content import ABSENT, Content, find_differing_settings, find_nearest, flatten_config, gather
+from qemrl.report.markup import Html, dump_script, element, format_duration, format_number, table
+from qemrl.report.page import make_page
+from qemrl.report.predictions import EPISODE_SEED, ActionPrediction, AgentPrediction, find_saved_agents, predict_returns
+from qemrl.report.results import compute_results
 from qemrl.training.run_directory import RunDirectory
 
 T_OF_THREE = 4.30265272991
@@ -40,13 +39,13 @@ def silent(_: str) -> None:
     """Nobody is told."""
 
 
-def content_of(folder: Path) -> Content:
+def read_content(folder: Path) -> Content:
     return gather(folder, agents=False, seed=0, tick=silent)
 
 
 @pytest.fixture(scope="module")
 def content(campaign) -> Content:
-    return content_of(campaign)
+    return read_content(campaign)
 
 
 def three(folder: Path) -> Path:
@@ -61,29 +60,30 @@ def three(folder: Path) -> Path:
 
 
 def test_final_scores_and_paired_differences_have_students_intervals(tmp_path):
-    found = results(read_runs(three(tmp_path)).cells(), seed=0)
+    found = compute_results(read_runs(three(tmp_path)).cells(), seed=0)
     reach = T_OF_THREE * 1 / math.sqrt(3)
-    assert found.final["qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach, 3))
+    assert found.final["qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach))
     # The differences of pairs are 2, 1 and 3.
-    assert found.differences["iqn", "qr-dqn", "probe/1"] == pytest.approx((2, 2 - reach, 2 + reach, 3))
-    assert found.differences["qr-dqn", "iqn", "probe/1"] == pytest.approx((-2, -2 - reach, -2 + reach, 3))
+    assert found.differences["iqn", "qr-dqn", "probe/1"].interval == pytest.approx((2, 2 - reach, 2 + reach))
+    assert found.differences["qr-dqn", "iqn", "probe/1"].interval == pytest.approx((-2, -2 - reach, -2 + reach))
+    assert {difference.pairs for difference in found.differences.values()} == {3}
     # By the trapezoidal rule over 3000 steps: (0 / 2 + end + end + end / 2) / 3.
     assert found.average["qr-dqn", "probe/1"].value == pytest.approx(2 * 2.5 / 3)
 
 
 def test_the_nearest_algorithm_is_the_first_of_those_with_the_fewest_other_settings():
-    settings = [
-        Setting("estimator", {"a": "mean", "b": "qem", "c": "mean", "d": "qem"}),
-        Setting("levels", {"a": "fixed", "b": "fixed", "c": "random", "d": "random"}),
-        Setting("order", {"a": ABSENT, "b": "4", "c": ABSENT, "d": "4"}),
-    ]
-    assert nearest_before(("a", "b", "c", "d"), settings) == {"b": "a", "c": "a", "d": "b"}
-    assert nearest_before(("a", "b"), []) == {"b": "a"}
-    assert nearest_before((), settings) == {}
+    settings = {
+        "estimator": {"a": "mean", "b": "qem", "c": "mean", "d": "qem"},
+        "levels": {"a": "fixed", "b": "fixed", "c": "random", "d": "random"},
+        "order": {"a": ABSENT, "b": "4", "c": ABSENT, "d": "4"},
+    }
+    assert find_nearest(("a", "b", "c", "d"), settings) == {"b": "a", "c": "a", "d": "b"}
+    assert find_nearest(("a", "b"), {}) == {"b": "a"}
+    assert find_nearest((), settings) == {}
 
 
 def test_gains_are_the_differences_of_the_pairs_that_were_compared(tmp_path):
-    found = results(read_runs(three(tmp_path)).cells(), seed=0)
+    found = compute_results(read_runs(three(tmp_path)).cells(), seed=0)
     assert found.aggregates is not None
     pairs = {"iqn": "qr-dqn", "dqn": "qr-dqn"}
     assert found.gains(pairs, "probe/1") == {"iqn": found.differences["iqn", "qr-dqn", "probe/1"]}
@@ -96,78 +96,74 @@ def test_of_many_tasks_only_what_holds_over_all_is_drawn(tmp_path):
     for env in tasks:
         for arm in ("qr-dqn", "qem-dqn"):
             write_run(tmp_path / arm / env, arm, env, 0, [0, 1, 2, 3])
-    assert list(figures.gains_of(content_of(tmp_path))) == ["all tasks\nnormalized score"]
+    assert list(figures.collect_gains(read_content(tmp_path))) == ["all tasks\nnormalized score"]
     shutil.rmtree(tmp_path / "qem-dqn" / "jax" / "catch")
     shutil.rmtree(tmp_path / "qr-dqn" / "jax" / "catch")
-    assert len(figures.gains_of(content_of(tmp_path))) == 7
-
-
-def test_the_words_about_a_difference_follow_its_interval():
-    assert Estimate(2.0, 0.5, 3.5, 3).shown == "higher"
-    assert Estimate(-2.0, -3.5, -0.5, 3).shown == "lower"
-    assert Estimate(2.0, -0.5, 4.5, 3).shown == ""
-    assert Estimate(2.0, None, None, 1).shown == ""
+    assert len(figures.collect_gains(read_content(tmp_path))) == 7
 
 
 def test_aggregates_are_of_scores_between_the_lowest_and_the_best_mean(tmp_path):
-    found = results(read_runs(three(tmp_path)).cells(), seed=0)
+    found = compute_results(read_runs(three(tmp_path)).cells(), seed=0)
     assert found.aggregates is not None
     assert found.aggregates.references == {"probe/1": (0.0, 4.0)}
     mean, iqm = found.aggregates.statistics["mean"], found.aggregates.statistics["IQM"]
     assert mean["qr-dqn"].value == pytest.approx(0.5)
     assert mean["iqn"].value == pytest.approx(1.0)
     assert iqm["iqn"].value == pytest.approx(1.0)  # of three runs none is left out
-    assert mean["iqn"].low is not None
     assert 0.75 <= mean["iqn"].low < 1.0
     profile = found.aggregates.profiles["qr-dqn"]
     above = [np.mean(np.array([0.25, 0.5, 0.75]) > threshold) for threshold in found.aggregates.thresholds]
     np.testing.assert_allclose(profile.share, above)
-    assert found.aggregates.differences["iqn", "qr-dqn"].value == pytest.approx(0.5)
+    assert found.aggregates.differences["iqn", "qr-dqn"].interval.value == pytest.approx(0.5)
+    assert found.aggregates.runs == {"qr-dqn": 3, "iqn": 3}
 
 
 def test_the_probability_of_improvement_counts_pairs_and_is_seen_from_both_sides(tmp_path):
-    found = results(read_runs(three(tmp_path)).cells(), seed=0).improvement
+    found = compute_results(read_runs(three(tmp_path)).cells(), seed=0).improvement
     # Of nine pairs of (3, 3, 6) and (1, 2, 3), seven are won and two are ties.
     better, worse = found["iqn", "qr-dqn"], found["qr-dqn", "iqn"]
     assert better.value == pytest.approx(8 / 9)
     assert worse.value == pytest.approx(1 / 9)
-    assert worse.low == pytest.approx(1 - (better.high or math.nan))
+    assert worse.low == pytest.approx(1 - better.high)
 
 
 def test_one_seed_gives_values_without_intervals(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
     write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2, 3, 4])
-    found = results(read_runs(tmp_path).cells(), seed=0)
-    assert found.final["iqn", "probe/1"] == (4.0, None, None, 1)
-    assert found.differences["iqn", "qr-dqn", "probe/1"] == (2.0, None, None, 1)
-    assert found.improvement["iqn", "qr-dqn"] == (1.0, None, None, 2)
+    found = compute_results(read_runs(tmp_path).cells(), seed=0)
+    unknown = (-math.inf, math.inf)
+    assert found.final["iqn", "probe/1"] == (4.0, *unknown)
+    assert found.differences["iqn", "qr-dqn", "probe/1"] == ((2.0, *unknown), 1)
+    assert found.improvement["iqn", "qr-dqn"] == (1.0, *unknown)
     assert found.aggregates is not None
-    assert found.aggregates.statistics["IQM"]["qr-dqn"] == pytest.approx((1 / 3, None, None, 1))
-    assert found.aggregates.differences["iqn", "qr-dqn"] == pytest.approx((2 / 3, None, None, 1))
-    assert found.aggregates.profiles["iqn"].low is None
-    made = page(content_of(tmp_path))
+    assert found.aggregates.statistics["IQM"]["qr-dqn"] == pytest.approx((1 / 3, *unknown))
+    difference, pairs = found.aggregates.differences["iqn", "qr-dqn"]
+    assert difference == pytest.approx((2 / 3, *unknown))
+    assert pairs == 1
+    assert not found.aggregates.profiles["iqn"].bounded
+    made = make_page(read_content(tmp_path))
     assert "One seed that counts, so no interval: qr-dqn on probe/1; iqn on probe/1." in made
 
 
 def test_goals_lie_between_the_lowest_and_the_best_mean_and_may_never_be_reached(tmp_path):
-    found = results(read_runs(three(tmp_path)).cells(), seed=0)
-    half, most = found.reached["qr-dqn", "probe/1"]
-    assert (half.score, half.median, half.runs, half.of) == (2.0, 2000.0, 2, 3)
-    assert (most.score, most.median, most.runs) == (3.6, math.inf, 0)
-    assert found.reached["iqn", "probe/1"][1].runs == 1
+    found = compute_results(read_runs(three(tmp_path)).cells(), seed=0)
+    half, most = found.goals["qr-dqn", "probe/1"]
+    assert (half.score, half.median, half.reached, half.runs) == (2.0, 2000.0, 2, 3)
+    assert (most.score, most.median, most.reached) == (3.6, math.inf, 0)
+    assert found.goals["iqn", "probe/1"][1].reached == 1
 
 
 def test_scores_at_different_steps_are_not_compared(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 2])
     write_run(tmp_path / "b", "iqn", "probe/1", 0, [1, 2])
     write_run(tmp_path / "c", "iqn", "probe/2", 0, [1, 2, 3, 4])
-    found = results(read_runs(tmp_path).cells(), seed=0)
+    found = compute_results(read_runs(tmp_path).cells(), seed=0)
     assert not found.differences
     assert not found.improvement
     assert found.aggregates is None
     assert found.left_out["probe/1"] == "last evaluations at different steps: qr-dqn at 4,000, iqn at 2,000"
     assert found.left_out["probe/2"] == "not evaluated there yet: qr-dqn"
-    assert "so far, at step 2,000" in page(content_of(tmp_path))
+    assert "so far, at step 2,000" in make_page(read_content(tmp_path))
 
 
 def test_the_seed_of_the_bootstrap_moves_intervals_and_no_values(tmp_path):
@@ -176,32 +172,34 @@ def test_the_seed_of_the_bootstrap_moves_intervals_and_no_values(tmp_path):
         for seed, end in enumerate(ends):
             write_run(tmp_path / f"{arm}-{seed}", arm, "probe/1", seed, [0, end], length=2)
     cells = read_runs(tmp_path).cells()
-    one, same, other = (results(cells, seed).improvement["iqn", "qr-dqn"] for seed in (0, 0, 1))
+    one, same, other = (compute_results(cells, seed).improvement["iqn", "qr-dqn"] for seed in (0, 0, 1))
     assert one == same
     assert one.value == other.value
-    of_means = [found.statistics["mean"]["iqn"] for seed in (0, 1) if (found := results(cells, seed).aggregates)]
+    of_means = [
+        found.statistics["mean"]["iqn"] for seed in (0, 1) if (found := compute_results(cells, seed).aggregates)
+    ]
     assert of_means[0].value == of_means[1].value
     assert of_means[0].low != of_means[1].low
 
 
 def test_numbers_have_digits_that_suit_their_size():
-    assert [number(value) for value in (0.12345, 1.2345, -123.45, 12345.6, -0.0001)] == [
+    assert [format_number(value) for value in (0.12345, 1.2345, -123.45, 12345.6, -0.0001)] == [
         "0.123",
         "1.23",
         "−123.5",
         "12,346",
         "0.000",
     ]
-    assert number(0.5, scale=300.0) == "0.5"
-    assert [steps(count) for count in (500.0, 250_000.0, 1_500_000.0, math.inf)] == ["500", "250k", "1.5M", "∞"]
-    assert [hours(seconds) for seconds in (5.0, 90.0, 9000.0)] == ["5.0 seconds", "1.5 minutes", "2.5 hours"]
+    assert format_number(0.5, scale=300.0) == "0.5"
+    assert [format_steps(count) for count in (500.0, 250_000.0, 1_500_000.0)] == ["500", "250k", "1.5M"]
+    assert [format_duration(seconds) for seconds in (5.0, 90.0, 9000.0)] == ["5.0 seconds", "1.5 minutes", "2.5 hours"]
 
 
 # Content
 
 
 def test_only_settings_in_which_algorithms_differ_are_listed(content):
-    found = {setting.name: setting.values for setting in content.settings}
+    found = content.settings
     assert found["agent.representation"]["qr-dqn"] == "FixedQuantiles"
     assert found["agent.representation"]["iqn"] == "ImplicitQuantiles"
     assert found["agent.representation.num_cosines"]["qr-dqn"] == "–"
@@ -214,34 +212,34 @@ def test_a_setting_that_depends_on_the_task_says_on_which_and_is_compared_there(
     write_run(tmp_path / "b", "qr-dqn", "minatar/breakout", 0, [1], length=1)
     write_run(tmp_path / "c", "qr-dqn+long", "minatar/breakout", 0, [1], length=2)
     write_run(tmp_path / "d", "iqn", "probe/1", 0, [1])
-    found = {setting.name: setting.values for setting in differing_settings(read_runs(tmp_path))}
+    found = find_differing_settings(read_runs(tmp_path))
     assert found["steps"] == {"qr-dqn": "1000 (minatar/breakout); 4000 (probe/1)", "qr-dqn+long": "2000", "iqn": "4000"}
     assert "evaluate_every" not in found  # MinAtar has another one than probes, but for all algorithms
 
 
 def test_a_configuration_is_flattened_with_types_under_the_name_of_their_part():
     config = {"type": "RunConfig", "env": "x", "agent": {"type": "A", "list": [1, None], "part": {"type": "B"}}}
-    assert flattened(config) == {"agent": "A", "agent.list": "[1, null]", "agent.part": "B"}
+    assert flatten_config(config) == {"agent": "A", "agent.list": "[1, null]", "agent.part": "B"}
 
 
 def test_runs_of_one_algorithm_with_different_settings_are_pointed_out(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 4])
     write_run(tmp_path / "b", "qr-dqn", "probe/1", 1, [1, 2], length=2)
-    notes = content_of(tmp_path).notes
+    notes = read_content(tmp_path).notes
     assert "Runs of one algorithm and task with different settings: qr-dqn on probe/1 (steps)." in notes
 
 
 def test_nothing_to_report_is_an_error_that_says_what_was_there(tmp_path):
     with pytest.raises(ValueError, match="holds neither runs nor results"):
-        content_of(tmp_path)
+        read_content(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
-        content_of(tmp_path)
+        read_content(tmp_path)
 
 
 def test_a_run_without_evaluations_is_mentioned(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [])
-    made = page(content_of(tmp_path))
+    made = make_page(read_content(tmp_path))
     assert "No evaluation yet that all runs share" in made
     assert "Learning curves" not in made
 
@@ -252,9 +250,9 @@ def test_claims_below_the_folder_become_the_ledger(tmp_path):
     for name, item in (("good", {"item": "chain", "claims": [texts | {"measured": measured}]}), ("bad", {"item": 3})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "claims.json").write_text(json.dumps(item))
-    made = content_of(tmp_path)
+    made = read_content(tmp_path)
     assert [each.name for each in made.collection.unreadable] == ["bad"]
-    text = page(made)
+    text = make_page(made)
     assert "a &lt; b" in text
     assert "1.523 [1.5, 1.6]: a ratio" in text
     assert '<span class="holds">holds</span>' in text
@@ -282,8 +280,8 @@ class Reader(HTMLParser):
 
 
 def test_the_page_is_the_same_byte_for_byte_and_needs_nothing_else(campaign, content):
-    made = page(content)
-    assert made == page(content_of(campaign))
+    made = make_page(content)
+    assert made == make_page(read_content(campaign))
     assert len(made) < 200_000
     assert re.findall(r"https?://[^\"' ]*", made) == ["http://www.w3.org/2000/svg"]  # a name, which nobody fetches
     assert str(campaign.parent) not in made
@@ -291,16 +289,16 @@ def test_the_page_is_the_same_byte_for_byte_and_needs_nothing_else(campaign, con
 
 def test_names_cannot_break_out_of_the_page(content):
     reader = Reader()
-    reader.feed(page(content))
+    reader.feed(make_page(content))
     assert "img" not in reader.tags
     assert not reader.handlers
     assert reader.tags.count("script") == 2
     assert HOSTILE in reader.texts
-    assert "<b>" not in page(content)
+    assert "<b>" not in make_page(content)
 
 
 def test_data_in_a_script_holds_no_sign_that_could_end_it():
-    text = as_script({"name": HOSTILE, "ends": ["\u2028", "\u2029"]})
+    text = dump_script({"name": HOSTILE, "ends": ["\u2028", "\u2029"]})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"name": HOSTILE, "ends": ["\u2028", "\u2029"]}
 
@@ -312,7 +310,7 @@ def test_text_and_attributes_are_escaped_and_markup_is_not():
 
 
 def test_the_policy_allows_the_pages_own_style_and_script_only(content):
-    made = page(content)
+    made = make_page(content)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', made)
     assert policy is not None
     rules = policy.group(1).replace("&#x27;", "'")
@@ -326,7 +324,7 @@ def test_the_policy_allows_the_pages_own_style_and_script_only(content):
 
 
 def test_the_overview_counts_runs_and_names_what_is_wrong(content):
-    made = page(content)
+    made = make_page(content)
     assert "19 finished, 1 unfinished, 0 failed, 1 left out" in made
     assert (
         "Unfinished and failed runs beside finished ones count only as thin lines: qr-dqn on probe/1 (1 of 4)." in made
@@ -336,26 +334,26 @@ def test_the_overview_counts_runs_and_names_what_is_wrong(content):
 
 
 def test_the_overview_names_machines_and_says_where_none_is_known(tmp_path, content):
-    assert "<dt>Machine</dt><dd>not recorded</dd>" in page(content)
+    assert "<dt>Machine</dt><dd>not recorded</dd>" in make_page(content)
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 4])
     for seed in (1, 2):
         run = write_run(tmp_path / f"b{seed}", "qr-dqn", "probe/1", seed, [1, 2, 3])
         run.append_timing({"step": 4000, "time/fps": 1.0, "machine": "a <fast> one"})
-    made = page(content_of(tmp_path))
+    made = make_page(read_content(tmp_path))
     assert "<dt>Machine</dt><dd>a &lt;fast&gt; one; not recorded for 1 run</dd>" in made
 
 
 def test_failed_runs_are_listed_with_their_cause(tmp_path):
     directory = write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2])
     (directory.path / "FAILED").write_text(json.dumps({"cause": "OSError: <full>"}))
-    made = page(content_of(tmp_path))
+    made = make_page(read_content(tmp_path))
     assert "0 finished, 0 unfinished, 1 failed" in made
     assert "OSError: &lt;full&gt;" in made
 
 
 def test_long_curves_are_thinned_with_both_ends_kept(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [float(place) for place in range(1000)], length=1000)
-    (chart,) = charts.curve_charts(content_of(tmp_path))
+    (chart,) = charts.curve_charts(read_content(tmp_path))
     (series,) = chart["series"]
     assert len(series["x"]) == charts.MOST_POINTS
     assert (series["x"][0], series["x"][-1]) == (1000, 1_000_000)
@@ -369,25 +367,25 @@ def test_bands_need_three_seeds_and_thin_lines_two(tmp_path, content):
     assert by_arm[own]["y"] == pytest.approx([0.2, 0.5, 1.0, 2.0])  # which does not count
     assert by_arm[own]["low"][-1] == pytest.approx(2 - T_OF_THREE / math.sqrt(3), rel=1e-5)
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1])
-    (alone,) = charts.curve_charts(content_of(tmp_path))[0]["series"]
+    (alone,) = charts.curve_charts(read_content(tmp_path))[0]["series"]
     assert alone["thin"] == []
     assert "low" not in alone
 
 
 def test_a_log_scale_for_returns_is_offered_only_if_all_are_positive(tmp_path, content):
-    assert 'data-switch="log-returns"' in page(content)
+    assert 'data-switch="log-returns"' in make_page(content)
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [-1, 2])
-    assert 'data-switch="log-returns"' not in page(content_of(tmp_path))
+    assert 'data-switch="log-returns"' not in make_page(read_content(tmp_path))
 
 
 def test_algorithms_look_the_same_on_the_page_and_in_figures(content):
-    looks = Drawing(content).looks
-    legend = {line.get_label(): line for line in figures.draw(content)["curves"].legends[0].get_lines()}
-    names = figures.drawable(looks)
-    assert {names[arm]: look.color for arm, look in looks.items()} == {
+    styles = charts.PageBuilder(content).styles
+    legend = {line.get_label(): line for line in figures.draw_figures(content)["curves"].legends[0].get_lines()}
+    names = shorten_labels(styles)
+    assert {names[arm]: style.color for arm, style in styles.items()} == {
         name: to_hex(line.get_color()) for name, line in legend.items()
     }
-    assert {names[arm] for arm, look in looks.items() if look.dash} == {
+    assert {names[arm] for arm, style in styles.items() if charts.svg_dash(style)} == {
         name for name, line in legend.items() if line.is_dashed()
     }
 
@@ -396,7 +394,7 @@ def test_algorithms_look_the_same_on_the_page_and_in_figures(content):
 
 
 def test_nothing_is_drawn_beyond_the_edges_of_a_figure(content):
-    for name, figure in figures.draw(content).items():
+    for name, figure in figures.draw_figures(content).items():
         FigureCanvasAgg(figure).draw()
         drawn = figure.get_tightbbox()
         width, height = figure.get_size_inches()
@@ -406,15 +404,15 @@ def test_nothing_is_drawn_beyond_the_edges_of_a_figure(content):
 
 def test_names_in_figures_are_short_printable_and_still_different():
     long = ("a" * 30, "a" * 31, "a$b$", "x\u2028y")
-    assert list(figures.drawable(long).values()) == [f"{'a' * 23}…", f"{'a' * 23}… (2)", r"a\$b\$", "x y"]
+    assert list(shorten_labels(long).values()) == [f"{'a' * 23}…", f"{'a' * 23}… (2)", r"a\$b\$", "x y"]
 
 
 def test_figures_are_written_in_three_formats_and_are_the_same_byte_for_byte(tmp_path):
-    found = content_of(three(tmp_path / "runs"))
-    paths = figures.write(found, tmp_path / "one")
+    found = read_content(three(tmp_path / "runs"))
+    paths = figures.write_figures(found, tmp_path / "one")
     names = ("curves", "differences", "aggregates", "profiles", "improvement")
     assert [path.name for path in paths] == [f"{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
-    for path in figures.write(found, tmp_path / "two"):
+    for path in figures.write_figures(found, tmp_path / "two"):
         assert path.read_bytes() == (tmp_path / "one" / path.name).read_bytes(), path.name
     for name in ("all.pdf", "again.pdf"):
         figures.write_pdf(found, tmp_path / name)
@@ -425,7 +423,7 @@ def test_figures_are_written_in_three_formats_and_are_the_same_byte_for_byte(tmp
 def test_without_an_evaluation_there_is_no_pdf(tmp_path):
     write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [])
     with pytest.raises(ValueError, match="no evaluation that could be drawn"):
-        figures.write_pdf(content_of(tmp_path), tmp_path / "all.pdf")
+        figures.write_pdf(read_content(tmp_path), tmp_path / "all.pdf")
 
 
 # Saved agents
@@ -444,10 +442,9 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_a_saved_agent_shows_what_it_predicts_and_what_it_got(saved):
-    ((run, seed),) = first_seeds(read_runs(saved).cells().values())
-    assert seed == 3
-    found = predict(run, seed)
-    assert (found.arm, found.env, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 0, "quantiles")
+    (run,) = find_saved_agents(read_runs(saved).cells().values())
+    found = predict_returns(run)
+    assert (found.arm, found.env, found.seed, found.step, found.kind) == ("qr-dqn", "CartPole-v1", 3, 0, "quantiles")
     assert found.evaluated_at == 80
     np.testing.assert_array_equal(found.evaluation, [8.0, 9.0, 12.0])
     assert [action.name for action in found.actions] == ["action 0", "action 1"]
@@ -470,17 +467,17 @@ def test_agents_that_cannot_be_loaded_are_named_and_the_rest_is_shown(saved, tmp
     assert not broken.predicted
     assert [reason.partition(": ")[0] for reason in broken.not_loaded] == ["runs/run"]
     assert str(tmp_path) not in broken.not_loaded[0]
-    assert "Could not be loaded" in page(broken)
-    assert "Return distributions" not in page(content_of(tmp_path))
+    assert "Could not be loaded" in make_page(broken)
+    assert "Return distributions" not in make_page(read_content(tmp_path))
 
 
 def test_distributions_are_drawn_as_steps_unless_they_are_quantiles():
     actions = (
-        Action("action 0", 0.5, np.array([0.0, 1.0]), np.array([0.5, 1.0])),
-        Action("action 1", 1.0, np.array([0.0, 1.0]), np.array([0.0, 1.0])),
+        ActionPrediction("action 0", 0.5, np.array([0.0, 1.0]), np.array([0.5, 1.0])),
+        ActionPrediction("action 1", 1.0, np.array([0.0, 1.0]), np.array([0.0, 1.0])),
     )
     got = np.array([1.0, 1.0, 3.0, 3.0])
-    atoms = Predicted("c51", "probe/1", 0, 80, "categorical", 0.99, actions, 1, 80, got)
+    atoms = AgentPrediction("c51", "probe/1", 0, 80, "categorical", 0.99, actions, 1, 80, got)
     left, right = charts.distribution_charts(atoms, arm=2)
     first, last = left["series"]
     assert (first["arm"], last["arm"]) == (None, 2)  # the preferred action lies on top

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from written_runs import HOSTILE
 
 from qemrl.report.content import gather
-from qemrl.report.page import page as make_page
+from qemrl.report.page import make_page
 
 # A browser of a test needs no sandbox, and is to fetch nothing on its own account.
 SWITCHES = (

@@ -18,7 +18,7 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl.cli import runs as cli_runs
-from qemrl.cli.console import UsageError, print_table, require, table, working
+from qemrl.cli.console import UsageError, print_table, require, show_status, table
 from qemrl.cli.report import report
 from qemrl.cli.studies import compare, demo, show
 from qemrl.cli.sweep import sweep
@@ -75,7 +75,7 @@ def fits(
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
     from qemrl.paper import fits as fitting
 
-    with working("fitting four distributions"):
+    with show_status("fitting four distributions"):
         results = fitting.fit_distributions(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the distribution"
     shown = table(title, "distribution", "estimator", ">R²", ">error here", ">RMSE fixed", ">RMSE random")

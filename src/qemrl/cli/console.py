@@ -1,4 +1,4 @@
-"""What commands share: how they speak to whoever called them."""
+"""What commands share: tables, status lines and errors that say what to do."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
-def working(what: str) -> Status:
+def show_status(what: str) -> Status:
     """A sign of life in a terminal, while something runs that takes seconds."""
     return Console(stderr=True).status(f"{what} …")
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import UsageError, print_table, require, table, usage, working
+from qemrl.cli.console import UsageError, print_table, require, show_status, table, usage
 
 if TYPE_CHECKING:
     from qemrl.report.content import Content
@@ -45,21 +45,21 @@ def report(
     )
     require(seed >= 0, f"--seed must not be negative; got {seed}")
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments of saved agents are made without a window
-    from qemrl.report import figures as drawing
     from qemrl.report.content import gather
-    from qemrl.report.page import page
+    from qemrl.report.figures import write_figures, write_pdf
+    from qemrl.report.page import make_page
     from qemrl.training.run_directory import write_atomic
 
-    with working("reading runs") as status, usage():
+    with show_status("reading runs") as status, usage():
         content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"))
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(out, page(content))
+            write_atomic(out, make_page(content))
             paths = [out]
             if figures is not None:
-                paths += drawing.write(content, figures)
+                paths += write_figures(content, figures)
             if pdf is not None:
-                drawing.write_pdf(content, pdf)
+                write_pdf(content, pdf)
                 paths.append(pdf)
         except OSError as error:
             raise UsageError(f"{error}; choose another place with --out, --figures and --pdf") from error
@@ -73,18 +73,18 @@ def report(
 
 def differences_table(content: "Content") -> Table:
     """How far algorithms end above those before them that are nearest in settings, by task if there are few."""
-    from qemrl.report import numbers
+    from qemrl.report.markup import format_ends, format_number
 
     results = content.results
     title = "Last evaluations minus those of the nearest algorithm, paired by seed"
     shown = table(title, "algorithm", "minus", "task", ">pairs", ">difference", "95% interval", "")
     for env in (*content.few_envs, None):
-        for arm, each in results.gains(content.nearest, env).items():
-            scale = (
-                1.0 if env is None else max(abs(results.final[one, env].value) for one in (arm, content.nearest[arm]))
-            )
-            names = (arm, content.nearest[arm], "all, normalized" if env is None else env)
-            rest = (str(each.runs), numbers.number(each.value, scale), numbers.interval(each, scale), each.shown)
+        for arm, (interval, pairs) in results.gains(content.nearest, env).items():
+            against = content.nearest[arm]
+            scale = 1.0 if env is None else max(abs(results.final[one, env].value) for one in (arm, against))
+            names = (arm, against, "all, normalized" if env is None else env)
+            words = interval.verdict if interval.excludes(0.0) else ""
+            rest = (str(pairs), format_number(interval.value, scale), format_ends(interval, scale), words)
             shown.add_row(*map(escape, (*names, *rest)))
         shown.add_section()
     return shown

@@ -5,18 +5,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import rich
 import tyro
 from rich.markup import escape
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, table, usage, working
+from qemrl.cli.console import failures, print_table, require, show_status, table, usage
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
-    from qemrl.experiments.compare import Comparison, Difference
-    from qemrl.experiments.show import Episode
+    from qemrl.experiments.compare import Comparison
+    from qemrl.experiments.statistics import Interval
+    from qemrl.plotting.distributions import Episode
     from qemrl.training.config import RunConfig
     from qemrl.training.train import Callback
 
@@ -36,7 +37,7 @@ def compare(
     """Train presets on an environment and compare them: a table with intervals, a figure of the learning curves.
 
     Each preset has a run directory of its name in the folder. What is there already is not trained again; what was
-    interrupted goes on. The differences are against the first preset, over pairs of seeds.
+    interrupted is resumed. The differences are against the first preset, over pairs of seeds.
 
     Args:
         presets: Two or more names of `qemrl list`.
@@ -61,7 +62,7 @@ def compare(
 def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
     """Train QR-DQN and QEM-DQN on MinAtar's Breakout, two seeds each: a figure of the learning curves and a table.
 
-    It takes 3 to 5 minutes on two cores. It can be interrupted and goes on when it is called again; when it is
+    It takes 3 to 5 minutes on two cores. It can be interrupted and resumes when it is called again; when it is
     finished, it draws what is there. Exploration fades over the first quarter, sooner than in a run of full length.
 
     Args:
@@ -102,16 +103,16 @@ def show(
     _require_folder(folder)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
     from qemrl import api
-    from qemrl.experiments import show as shows
+    from qemrl.experiments.episodes import watch_episode, write_episode
 
-    with working("playing an episode"), failures():
+    with show_status("playing an episode"), failures():
         with usage():
             agent = api.load(run, seed_of_run)
-        episode = shows.watch(agent, episode_seed, moments)
+        episode = watch_episode(agent, episode_seed, moments)
     if episode.note:
         print(f"note: the figure has no frames: {episode.note}")
-    _show_moments(episode)
-    for path in shows.write(episode, folder):
+    _print_moments(episode)
+    for path in write_episode(episode, folder):
         print(f"wrote {path}")
 
 
@@ -119,8 +120,8 @@ def _require_folder(out: Path) -> None:
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
 
 
-def _show_moments(episode: "Episode") -> None:
-    from qemrl.experiments.show import rounded
+def _print_moments(episode: "Episode") -> None:
+    from qemrl.plotting.distributions import format_q
 
     if episode.kind == "scalar":
         print(episode.title)
@@ -134,21 +135,21 @@ def _show_moments(episode: "Episode") -> None:
     shown = table(episode.title, ">moment", ">step", f">{curve}", ">Q mean", *columns, *last)
     for number, prediction in enumerate(episode.predictions, 1):
         at = prediction.chosen
-        row = [str(number), str(prediction.step), _number(episode, at), rounded(prediction.q_mean[at])]
+        row = [str(number), str(prediction.step), _curve_number(episode, at), format_q(prediction.q_mean[at])]
         if prediction.q_qem is not None and prediction.r_squared is not None and prediction.crossing_rate is not None:
             row += [
-                rounded(prediction.q_qem[at]),
+                format_q(prediction.q_qem[at]),
                 f"{prediction.r_squared[at]:.3f}",
                 f"{prediction.crossing_rate[at]:.1%}",
             ]
         for q in (prediction.q_mean, prediction.q_qem):
             if q is not None:
-                row.append(_number(episode, int(q.argmax() if extreme == "best" else q.argmin())))
+                row.append(_curve_number(episode, int(q.argmax() if extreme == "best" else q.argmin())))
         shown.add_row(*row)
     print_table(shown)
 
 
-def _number(episode: "Episode", curve: int) -> str:
+def _curve_number(episode: "Episode", curve: int) -> str:
     """The number of a curve as its name has it."""
     return episode.curves[curve].rpartition(" ")[2]
 
@@ -166,30 +167,30 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
             print(f"{config.preset}: finished already, in {path}")
         try:
             with failures():
-                comparing.complete(config, directory, _watched)
+                comparing.complete(config, directory, _show_progress)
         except Stopped as stop:
-            print(f"\nqemrl: {stop}; the state is saved, and the same command goes on from there", file=sys.stderr)
+            print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
             sys.exit(128 + stop.signal_number)
         directories.append(directory)
     comparison = comparing.compare(directories)
-    _show_results(comparison)
-    for path in comparing.write(comparison, directories, out):
+    _print_results(comparison)
+    for path in comparing.write_comparison(comparison, out):
         print(f"wrote {path}")
 
 
-def _watched(config: "RunConfig") -> "AbstractContextManager[Callback]":
+def _show_progress(config: "RunConfig") -> "AbstractContextManager[Callback]":
     from qemrl.training.progress import bar
 
     return bar(config, 0, visible=True)
 
 
-def _show_results(comparison: "Comparison") -> None:
+def _print_results(comparison: "Comparison") -> None:
     count = len(comparison.results[0].curve.seeds)
     interval = " with 95% intervals" if count > 1 else ""
     title = f"{comparison.env}, {comparison.steps:,} steps, {count} seed{'s' * (count > 1)}{interval}"
     results = table(title, "preset", "return at the end", "over the curve", ">steps/s")
     for result in comparison.results:
-        speed = "" if result.steps_per_second is None else f"{result.steps_per_second:,.0f}"
+        speed = "" if result.run.steps_per_second is None else f"{result.run.steps_per_second:,.0f}"
         results.add_row(result.curve.label, *_cells(result.final, result.average), speed)
     print_table(results)
     against = comparison.results[0].curve.label
@@ -199,14 +200,11 @@ def _show_results(comparison: "Comparison") -> None:
         differences.add_row(difference.preset, pairs, *_cells(difference.final, difference.average))
     print_table(differences)
     for difference in comparison.differences:
-        rich.print(f"{difference.preset} against {against}, at the end: {_verdict(difference)}")
+        verdict = difference.final.verdict
+        color = {"higher": "[green]", "lower": "[red]"}.get(verdict, "")
+        rich.print(f"{difference.preset} against {against}, at the end: {color}{verdict}")
     print("over the curve: the area under the evaluation curve, divided by its length; steps/s: of all seeds together")
 
 
-def _cells(*intervals: Any) -> list[str]:
+def _cells(*intervals: "Interval") -> list[str]:
     return [escape(str(interval)) for interval in intervals]
-
-
-def _verdict(difference: "Difference") -> str:
-    color = {"higher": "[green]", "lower": "[red]"}.get(difference.verdict, "")
-    return f"{color}{difference.verdict}"

@@ -3,7 +3,8 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import print_table, require, table, usage, working
+from qemrl.cli.console import print_table, require, show_status, table, usage
 
 if TYPE_CHECKING:
-    from qemrl.experiments.engines import Engine
+    from qemrl.experiments.engines import Engine, Needs
     from qemrl.experiments.forecast import Forecast
     from qemrl.experiments.sweep import RunStatus, Sweep
 
@@ -36,7 +37,7 @@ def sweep(
 ) -> None:
     """Do all runs of a grid: every algorithm on every environment with every seed.
 
-    What is finished in the folder is left alone, what was interrupted goes on from its last checkpoint. A run that
+    What is finished in the folder is left alone, what was interrupted resumes from its last checkpoint. A run that
     fails does not stop the others; the same command tries it again.
 
     Args:
@@ -58,39 +59,41 @@ def sweep(
     require(memory_per_run is None or memory_per_run > 0, f"--memory-per-run must be positive; got {memory_per_run}")
     require(retries >= 0, f"--retries must not be negative; got {retries}")
     require(0 < trial_seconds < 1e6, f"--trial-seconds must be positive; got {trial_seconds:g}")
-    require(engine == "ray" or address is None, "--address is for --engine ray")
-    require(engine == "ray" or gpus_per_run == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
-    require(address is None or cores is None, "--cores is for this machine; the cluster at --address has its own")
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
-    from qemrl.experiments.forecast import needs_of
+    _check_engine(engine, address, cores, gpus_per_run)
+    from qemrl.experiments.forecast import estimate_needs
     from qemrl.experiments.grid import read_grid
     from qemrl.experiments.sweep import Sweep
 
     with usage():
         asked = Sweep(read_grid(file), out)
         if dry_run:
-            _forecast(asked, cpus_per_run, cores, trial_seconds)
+            _print_forecast(asked, cpus_per_run, cores, trial_seconds)
             return
         memory = None if memory_per_run is None else round(memory_per_run * 1e9)
-        needs = needs_of(asked.missing, cpus_per_run, gpus_per_run, memory)
+        needs = estimate_needs(asked.missing, cpus_per_run, gpus_per_run, memory)
     finished = len(asked.runs) - len(asked.missing)
     print(f"{len(asked.runs)} runs in {out}, {finished} of them finished", flush=True)
-    if not asked.missing:
-        return
+    if asked.missing:
+        _drive(asked, _start_engine(engine, address, cores, retries, out), needs, file)
+
+
+def _drive(asked: "Sweep", engine: "AbstractContextManager[Engine]", needs: "Mapping[Path, Needs]", file: str) -> None:
     from qemrl.training.train import catch_stop_signals
 
-    with (
-        usage(),
-        _engine(engine, address, cores, retries, out) as works,
-        catch_stop_signals() as signals,
-        _watch() as watch,
-    ):
-        statuses = asked.drive(works, needs, watch, lambda: bool(signals))
-    _conclude(statuses, signals, file, out)
+    with usage(), engine as started, catch_stop_signals() as signals, _watch() as watch:
+        statuses = asked.drive(started, needs, watch, lambda: bool(signals))
+    _conclude(statuses, signals, file, asked.folder)
+
+
+def _check_engine(engine: str, address: str | None, cores: int | None, gpus_per_run: float) -> None:
+    require(engine == "ray" or address is None, "--address is for --engine ray")
+    require(engine == "ray" or gpus_per_run == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
+    require(address is None or cores is None, "--cores is for this machine; the cluster at --address has its own")
 
 
 @contextlib.contextmanager
-def _engine(name: str, address: str | None, cores: int | None, retries: int, out: Path) -> "Iterator[Engine]":
+def _start_engine(name: str, address: str | None, cores: int | None, retries: int, out: Path) -> "Iterator[Engine]":
     from qemrl.experiments.engines import LocalEngine
 
     if name == "ray":
@@ -107,10 +110,10 @@ def _engine(name: str, address: str | None, cores: int | None, retries: int, out
 
 @contextlib.contextmanager
 def _watch() -> "Iterator[Callable[[Sequence[RunStatus]], None]]":
-    """A live table in a terminal; elsewhere a line for each run that begins or ends."""
+    """A live table in a terminal; elsewhere a line for each run that starts or ends."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        yield Lines()
+        yield LinePrinter()
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
@@ -120,8 +123,8 @@ def _watch() -> "Iterator[Callable[[Sequence[RunStatus]], None]]":
         yield show
 
 
-class Lines:
-    """Prints a line for each run that begins to learn or ends."""
+class LinePrinter:
+    """Prints a line for each run that starts to learn or ends."""
 
     def __init__(self) -> None:
         self.said: dict[Path, str] = {}
@@ -132,7 +135,7 @@ class Lines:
             state = status.state.value
             before = self.said.get(status.path)
             if before != state and (before is not None or state not in ("finished", "waiting")):
-                print("  ".join(part for part in _words(status) if part), flush=True)
+                print("  ".join(part for part in _describe(status) if part), flush=True)
             self.said[status.path] = state
 
 
@@ -166,7 +169,7 @@ def status_table(statuses: "Sequence[RunStatus]", rows: int) -> Table:
     return shown
 
 
-def _words(status: "RunStatus") -> tuple[str, ...]:
+def _describe(status: "RunStatus") -> tuple[str, ...]:
     run = status.run
     name = f"{run.arm} on {run.config.env}, seed {run.config.seed}: {status.state.value}"
     score = "" if status.score is None else f"return {status.score:,.1f}"
@@ -181,7 +184,7 @@ def _duration(seconds: float) -> str:
 
 
 def _conclude(statuses: "Sequence[RunStatus]", signals: list[int], file: str, out: Path) -> None:
-    """Say how all runs stand, and end the process accordingly."""
+    """Print the states of all runs, and end the process accordingly."""
     from qemrl.experiments.sweep import State
 
     print_table(status_table(statuses, len(statuses)))
@@ -198,11 +201,11 @@ def _conclude(statuses: "Sequence[RunStatus]", signals: list[int], file: str, ou
     print(f"finished: look at it with: qemrl report {shlex.quote(str(out))} --out report.html")
 
 
-def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> None:
+def _print_forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> None:
     from qemrl.experiments.forecast import forecast
     from qemrl.training.machine import available_cores
 
-    with working("trying out the runs") as status:
+    with show_status("trying out the runs") as status:
         costs = forecast(list(asked.statuses.values()), cpus, seconds, lambda what: status.update(f"{what} …"))
     left = sum(cost.runs for cost in costs)
     print(f"{len(asked.runs)} runs, {len(asked.runs) - left} of them finished, {left} to do")
@@ -222,10 +225,10 @@ def _forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float) -> N
             cost.measured.source,
         )
     print_table(shown)
-    _totals(costs, cpus, available_cores() if cores is None else cores)
+    _print_totals(costs, cpus, available_cores() if cores is None else cores)
 
 
-def _totals(costs: "Sequence[Forecast]", cpus: int, cores: int) -> None:
+def _print_totals(costs: "Sequence[Forecast]", cpus: int, cores: int) -> None:
     hours = sum(cost.core_hours for cost in costs)
     disk = sum(cost.runs * cost.storage_bytes for cost in costs) / 1e9
     at_once = max(1, cores // cpus)

@@ -1,1 +1,1 @@
-"""What is done with agents: episodes looked at closely, presets compared, and the figures of both."""
+"""Experiments: grids and sweeps of runs, their curves and statistics, comparisons, and episodes step by step."""

@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.config.serialize import to_json
-from qemrl.experiments.curves import Curve, draw, read_curve
+from qemrl.experiments.runs import EVALUATION, TRAINING, RunRecord, build_curve, read_run
+from qemrl.experiments.scores import pair_curves
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
-from qemrl.plotting import style as figures
+from qemrl.plotting import style
+from qemrl.plotting.curves import Curve, draw_curves
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
@@ -32,7 +31,7 @@ LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""
 
 Watch = Callable[[RunConfig], AbstractContextManager[Callback]]
-"""Whoever is told how a run goes, for as long as it does."""
+"""Makes what is told about the progress of a run while it trains."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def plan(asked: ComparisonRequest, folder: Path, explore_over: float | None = No
     """
     if len(asked.presets) < 2 or len(set(asked.presets)) < len(asked.presets):
         raise ValueError(f"a comparison takes two or more different presets, got: {' '.join(asked.presets) or 'none'}")
-    configs = [_planned(preset, asked, folder, explore_over) for preset in asked.presets]
+    configs = [_plan_run(preset, asked, folder, explore_over) for preset in asked.presets]
     for what in ("env", "steps", "seeds"):
         found = {getattr(config, what) for config in configs}
         if len(found) > 1:
@@ -71,7 +70,7 @@ def plan(asked: ComparisonRequest, folder: Path, explore_over: float | None = No
     return configs
 
 
-def _planned(preset: str, asked: ComparisonRequest, folder: Path, explore_over: float | None) -> RunConfig:
+def _plan_run(preset: str, asked: ComparisonRequest, folder: Path, explore_over: float | None) -> RunConfig:
     path = folder / preset
     wanted = {"env": asked.env, "steps": asked.steps, "seed": asked.seed, "num_seeds": asked.num_seeds}
     if (path / "config.json").exists():
@@ -94,10 +93,10 @@ def _planned(preset: str, asked: ComparisonRequest, folder: Path, explore_over: 
         if isinstance(exploration, EpsilonGreedy):
             exploration = replace(exploration, over_steps=max(1, int(explore_over * asked.steps)))
         config = replace(config, agent=replace(config.agent, exploration=exploration))
-    return dense(config)
+    return evaluate_often(config)
 
 
-def dense(config: RunConfig) -> RunConfig:
+def evaluate_often(config: RunConfig) -> RunConfig:
     """The run, evaluated often enough for a curve: a short one more often than its family has it."""
     if config.steps >= LEAST_EVALUATIONS * config.evaluate_every:
         return config
@@ -126,7 +125,7 @@ def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
     """Train a run to its end from wherever it is; one that is finished is left alone.
 
     Raises:
-        Stopped: The run was asked to stop; its state is saved, and calling this again goes on.
+        Stopped: The run was asked to stop; its state is saved, and calling this again resumes it.
     """
     if not directory.done:
         with watch(config) as callback:
@@ -137,18 +136,18 @@ def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
 class Result:
     """What came of one preset."""
 
+    run: RunRecord
     curve: Curve
-    final: Interval
-    """The last evaluation, over seeds; with one seed, its number without an interval."""
 
-    average: Interval
-    """The area under the evaluation curve over its length, over seeds."""
+    @property
+    def final(self) -> Interval:
+        """The last evaluation, over seeds; with one seed, its number without an interval."""
+        return mean_interval(self.curve.final)
 
-    steps_per_second: float | None
-    """Of all seeds together, the median of the run's records; None where no times were kept."""
-
-    config_hash: str
-    commit: str | None
+    @property
+    def average(self) -> Interval:
+        """The area under the evaluation curve over its length, over seeds."""
+        return mean_interval(self.curve.average)
 
 
 @dataclass(frozen=True)
@@ -160,15 +159,6 @@ class Difference:
     seeds: tuple[int, ...]
     final: Interval
     average: Interval
-
-    @property
-    def verdict(self) -> str:
-        """What the difference of the last evaluations shows, in words."""
-        if len(self.seeds) < 2:
-            return "one seed shows nothing"
-        if self.final.low <= 0 <= self.final.high:
-            return "no significant difference"
-        return "higher" if self.final.value > 0 else "lower"
 
 
 @dataclass(frozen=True)
@@ -183,97 +173,81 @@ class Comparison:
 
 def compare(directories: Sequence[RunDirectory]) -> Comparison:
     """The numbers of runs on the same environment, the first of which the others are compared with."""
-    results = [_result(directory) for directory in directories]
+    results = [_read_result(directory.path) for directory in directories]
     first = results[0].curve
-    others = [paired(result.curve, first) for result in results[1:]]
+    others = [subtract(result.curve, first) for result in results[1:]]
     return Comparison(first.env, int(first.steps[-1]), results, others)
 
 
-def paired(curve: Curve, against: Curve) -> Difference:
+def subtract(curve: Curve, against: Curve) -> Difference:
     """The differences between two curves, with intervals over the seeds that both have.
 
     Raises:
         ValueError: They have no seed in common, or were not last evaluated at the same step.
     """
-    seeds = tuple(seed for seed in curve.seeds if seed in against.seeds)
-    if not seeds or curve.steps[-1] != against.steps[-1]:
+    mine, theirs = pair_curves(curve, against)
+    final, average = mean_interval(mine.final - theirs.final), mean_interval(mine.average - theirs.average)
+    return Difference(curve.label, against.label, mine.seeds, final, average)
+
+
+def _read_result(path: Path) -> Result:
+    run = read_run(path, path.name)
+    curve = build_curve(run.config.preset, run.config.env, run.evaluations)
+    if curve is None:
         raise ValueError(
-            f"{curve.label} (seeds {curve.seeds}, {curve.steps[-1]} steps) and {against.label} (seeds "
-            f"{against.seeds}, {against.steps[-1]} steps) cannot be paired: give both the same seeds and steps"
+            f"{path} has no evaluation yet; its first comes after {run.config.evaluate_every} steps: let "
+            f"`qemrl resume {path}` run for a while"
         )
-    mine = [curve.seeds.index(seed) for seed in seeds]
-    theirs = [against.seeds.index(seed) for seed in seeds]
-    final = curve.final[mine] - against.final[theirs]
-    average = curve.average[mine] - against.average[theirs]
-    return Difference(curve.label, against.label, seeds, _interval(final), _interval(average))
+    return Result(run, curve)
 
 
-def _interval(samples: Float[np.ndarray, " seeds"]) -> Interval:
-    return mean_interval(samples) if len(samples) > 1 else Interval.exact(samples[0])
-
-
-def _result(directory: RunDirectory) -> Result:
-    curve = read_curve(directory.path)
-    text = json.dumps(directory.config, sort_keys=True)
-    return Result(
-        curve=curve,
-        final=_interval(curve.final),
-        average=_interval(curve.average),
-        steps_per_second=_speed(directory),
-        config_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
-        commit=directory.record.get("commit"),
-    )
-
-
-def _speed(directory: RunDirectory) -> float | None:
-    """The median, so that neither compiling nor a run's short last part counts."""
-    rates = [record["time/fps"] for record in directory.read_timing()]
-    return float(np.median(rates)) if rates else None
-
-
-def write(comparison: Comparison, directories: Sequence[RunDirectory], folder: Path) -> list[Path]:
+def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Save the figure, the data of all seeds and the numbers; the paths are returned."""
-    paths = figures.save(draw([result.curve for result in comparison.results]), folder, "figure")
+    paths = style.save(draw_curves([result.curve for result in comparison.results]), folder, "figure")
     table, numbers = folder / "data.csv", folder / "comparison.json"
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["preset", "seed", "step", "eval/mean_reward", "rollout/ep_rew_mean"])
-        for result, directory in zip(comparison.results, directories, strict=True):
-            for record in directory.read_metrics():
-                pair = (record.get("eval/mean_reward"), record.get("rollout/ep_rew_mean"))
-                values = ["" if value is None else value for value in pair]
-                writer.writerow([result.curve.label, record["seed"], record["step"], *values])
-    write_atomic(numbers, json.dumps(_as_json(comparison), indent=2) + "\n")
+        writer.writerow(["preset", "seed", "step", EVALUATION, TRAINING])
+        for result in comparison.results:
+            for point in result.run.points:
+                values = ["" if value is None else value for value in (point.evaluation, point.training)]
+                writer.writerow([result.curve.label, point.seed, point.step, *values])
+    data = {
+        "env": comparison.env,
+        "steps": comparison.steps,
+        "runs": [_result_json(result) for result in comparison.results],
+        "differences": [_difference_json(difference) for difference in comparison.differences],
+    }
+    write_atomic(numbers, json.dumps(data, indent=2) + "\n")
     return [*paths, table, numbers]
 
 
-def _as_json(comparison: Comparison) -> dict[str, Any]:
+def _result_json(result: Result) -> dict[str, Any]:
+    text = json.dumps(result.run.record["config"], sort_keys=True)
     return {
-        "env": comparison.env,
-        "steps": comparison.steps,
-        "runs": [
-            {
-                "preset": result.curve.label,
-                "seeds": list(result.curve.seeds),
-                "final": result.final._asdict(),
-                "final_by_seed": result.curve.final.tolist(),
-                "average": result.average._asdict(),
-                "average_by_seed": result.curve.average.tolist(),
-                "steps_per_second": result.steps_per_second,
-                "config_hash": result.config_hash,
-                "commit": result.commit,
-            }
-            for result in comparison.results
-        ],
-        "differences": [
-            {
-                "preset": difference.preset,
-                "against": difference.against,
-                "seeds": list(difference.seeds),
-                "final": difference.final._asdict(),
-                "average": difference.average._asdict(),
-                "verdict": difference.verdict,
-            }
-            for difference in comparison.differences
-        ],
+        "preset": result.curve.label,
+        "seeds": list(result.curve.seeds),
+        "final": _interval_json(result.final),
+        "final_by_seed": result.curve.final.tolist(),
+        "average": _interval_json(result.average),
+        "average_by_seed": result.curve.average.tolist(),
+        "steps_per_second": result.run.steps_per_second,
+        "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "commit": result.run.record.get("commit"),
     }
+
+
+def _difference_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "preset": difference.preset,
+        "against": difference.against,
+        "seeds": list(difference.seeds),
+        "final": _interval_json(difference.final),
+        "average": _interval_json(difference.average),
+        "verdict": difference.final.verdict,
+    }
+
+
+def _interval_json(interval: Interval) -> dict[str, float]:
+    """JSON has no infinity: the only seed has its number at both ends."""
+    return (interval if interval.bounded else Interval.exact(interval.value))._asdict()

@@ -1,5 +1,6 @@
-"""Engines: who does the runs of a sweep. An engine knows processes, not what they learn."""
+"""Engines do the runs of a sweep. An engine knows processes, not what they learn."""
 
+import os
 import signal
 import subprocess
 import time
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from qemrl.experiments.worker import cause_of_failure, command, with_environment
+from qemrl.experiments.worker import cause_of_failure, thread_variables, worker_command
 from qemrl.training.machine import available_cores
 from qemrl.training.memory import available_bytes
 
@@ -23,7 +24,7 @@ class Needs:
     gpus: float = 0.0
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """A run that is no longer going on."""
 
     path: Path
@@ -40,10 +41,10 @@ class Engine(Protocol):
         ...
 
     def start(self, path: Path, needs: Needs) -> None:
-        """Begin, or resume, the run in this folder."""
+        """Start, or resume, the run in this folder."""
         ...
 
-    def ended(self) -> list[Ended]:
+    def poll(self) -> list[EndedRun]:
         """The runs that have ended since this was last asked; it may wait a moment for one."""
         ...
 
@@ -89,7 +90,7 @@ class LocalEngine:
         with (path / "log.txt").open("ab") as log:
             # In a session of its own: Ctrl-C comes here, and is passed on once.
             process = subprocess.Popen(
-                command(path),
+                worker_command(path),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -100,16 +101,16 @@ class LocalEngine:
 
     def _variables(self, needs: Needs) -> dict[str, str]:
         shared = {} if self.programs is None else {"JAX_COMPILATION_CACHE_DIR": str(self.programs.resolve())}
-        return {**shared, **with_environment(needs.cpus)}
+        return {**shared, **os.environ, **thread_variables(needs.cpus)}
 
-    def ended(self) -> list[Ended]:
+    def poll(self) -> list[EndedRun]:
         """The runs whose process has ended."""
         if self.running:
             time.sleep(0.05)
         over = [(path, process) for path, (process, _) in self.running.items() if process.poll() is not None]
         for path, _ in over:
             del self.running[path]
-        return [Ended(path, _cause(path, process.returncode)) for path, process in over]
+        return [EndedRun(path, _explain_exit(path, process.returncode)) for path, process in over]
 
     def stop(self) -> None:
         """Ask all to stop, and wait for them."""
@@ -130,7 +131,7 @@ class LocalEngine:
                 process.send_signal(number)
 
 
-def _cause(path: Path, code: int) -> str | None:
+def _explain_exit(path: Path, code: int) -> str | None:
     if code == 0 or code in (128 + signal.SIGTERM, 128 + signal.SIGINT):
         return None
     if code < 0:

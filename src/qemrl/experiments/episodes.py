@@ -1,19 +1,28 @@
-"""One evaluation episode, step by step, for those who want to look at it: figures and videos."""
+"""Evaluation episodes, step by step, and what the agent expects along them, for figures and videos."""
 
-from collections.abc import Callable, Generator, Iterator
+import contextlib
+import csv
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import jax
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
+from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.api import TrainableAgent
+from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles
 from qemrl.envs.gym.host_envs import HostEnvs
+from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
+from qemrl.plotting import style
+from qemrl.plotting.distributions import Episode, Frame, StepPrediction, draw_episode
 from qemrl.training.loops import evaluation_envs
 
-Frame = UInt8[np.ndarray, "height width 3"]
+MOST_CANDIDATES = 64
+"""Of how many steps the observation is kept; an episode of Atari would else fill the memory."""
 
 
 class CannotDrawError(ValueError):
@@ -47,7 +56,7 @@ def play_episode(agent: TrainableAgent, seed: int, render: bool) -> Generator[Mo
 
     Args:
         agent: The agent, which does not learn from it.
-        seed: Of the environment and of what is random in actor.
+        seed: Of the environment and of what is random in acting.
         render: Whether moments have a frame.
 
     Raises:
@@ -67,7 +76,7 @@ def play_episode(agent: TrainableAgent, seed: int, render: bool) -> Generator[Mo
         envs.close()
 
 
-def _acting(agent: InspectableAgent) -> Callable[..., tuple[Any, Any, Any]]:
+def _make_act(agent: InspectableAgent) -> Callable[..., tuple[Any, Any, Any]]:
     def act(params: Any, actor: Any, view: View, step: Any, count: Any, key: Any) -> tuple[Any, Any, Any]:
         """The action, the actor state and Q."""
         actions, actor = agent.act(params, actor, view, step, jax.random.fold_in(key, count), True)
@@ -77,7 +86,7 @@ def _acting(agent: InspectableAgent) -> Callable[..., tuple[Any, Any, Any]]:
 
 
 def _play(agent: TrainableAgent, envs: HostEnvs, seed: int, render: bool) -> Iterator[Moment]:
-    act, key = jax.jit(_acting(agent.agent)), jax.random.key(seed)
+    act, key = jax.jit(_make_act(agent.agent)), jax.random.key(seed)
     params, actor = agent.params, agent.agent.init_actor(1)
     observation, mask = envs.reset(seed)
     count, ended = 0, False
@@ -85,7 +94,7 @@ def _play(agent: TrainableAgent, envs: HostEnvs, seed: int, render: bool) -> Ite
     while not ended:
         view = View(observation, mask, first)
         actions, actor, q = act(params, actor, view, np.int32(agent.steps), np.int32(count), key)
-        frame = _picture(envs) if render else None
+        frame = _render(envs) if render else None
         result = envs.step(np.asarray(actions))
         action = np.asarray(actions)[0]
         chosen = int(action) if envs.spec.box is None else action.reshape(-1)
@@ -95,7 +104,7 @@ def _play(agent: TrainableAgent, envs: HostEnvs, seed: int, render: bool) -> Ite
         count += 1
 
 
-def _picture(envs: HostEnvs) -> Frame:
+def _render(envs: HostEnvs) -> Frame:
     try:
         picture = envs.render()
     except (gymnasium.error.Error, ImportError, NotImplementedError, ValueError) as error:
@@ -103,3 +112,127 @@ def _picture(envs: HostEnvs) -> Frame:
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise CannotDrawError(f"{envs.spec.id} gives pictures of shape {picture.shape} and dtype {picture.dtype}")
     return picture
+
+
+def watch_episode(agent: TrainableAgent, seed: int, predictions: int = 5) -> Episode:
+    """One evaluation episode, with so many predictions at steps equally far apart, the first and the last included."""
+    if predictions < 1:
+        raise ValueError(f"there must be at least one prediction, got {predictions}")
+    note = ""
+    try:
+        log, candidates = _collect(play_episode(agent, seed, render=True), max(MOST_CANDIDATES, 2 * predictions))
+    except CannotDrawError as error:
+        note = str(error)
+        log, candidates = _collect(play_episode(agent, seed, render=False), max(MOST_CANDIDATES, 2 * predictions))
+    wanted = np.linspace(0, len(log) - 1, min(predictions, len(log)))
+    chosen = sorted({min(candidates, key=lambda step: abs(step - place)) for place in wanted.tolist()})
+    found = [_predict_step(agent, step, candidates[step]) for step in chosen]
+    rewards = np.array([reward for _, _, reward in log], np.float64)
+    config = agent.config
+    title = f"{config.preset} on {config.env}, seed {config.seed}: an episode of {len(log)} steps, "
+    return Episode(
+        title + f"return {rewards.sum():g}",
+        distribution_kind(agent),
+        _name_curves(agent),
+        np.array([q for q, _, _ in log], np.float64),
+        np.array([action for _, action, _ in log]),
+        rewards,
+        found,
+        note,
+    )
+
+
+def _name_curves(agent: TrainableAgent) -> tuple[str, ...]:
+    config = agent.config.agent
+    if isinstance(config, ActorCriticConfig):
+        return tuple(f"critic {number + 1}" for number in range(config.ensemble.size))
+    return tuple(f"action {number}" for number in range(agent.spec.num_actions))
+
+
+def distribution_kind(agent: TrainableAgent) -> str:
+    """What the agent's return distributions are: `quantiles`, `categorical`, or `scalar` for none."""
+    match agent.config.agent.representation:
+        case FixedQuantiles() | ImplicitQuantiles():
+            return "quantiles"
+        case Categorical():
+            return "categorical"
+        case _:
+            return "scalar"
+
+
+def _collect(
+    moments: Generator[Moment, None, None], most: int
+) -> tuple[list[tuple[np.ndarray, Any, float]], dict[int, Moment]]:
+    """Q, action and reward of each step, and the moments of at most `most` steps, equally far apart, and the last."""
+    log: list[tuple[np.ndarray, Any, float]] = []
+    kept: dict[int, Moment] = {}
+    every, last = 1, None
+    with contextlib.closing(moments) as steps:
+        for step, moment in enumerate(steps):
+            log.append((moment.q, moment.action, moment.reward))
+            if step % every == 0:
+                kept[step] = moment
+            if len(kept) == most:
+                every *= 2
+                kept = {at: other for at, other in kept.items() if at % every == 0}
+            last = moment
+    assert last is not None  # an episode has a step
+    return log, kept | {len(log) - 1: last}
+
+
+def _predict_step(agent: TrainableAgent, step: int, moment: Moment) -> StepPrediction:
+    dist = agent.predict_distribution(moment.observation)
+    values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
+    if agent.spec.box is not None:  # the critics, which share their levels, are pooled there
+        values, levels = values.reshape(len(_name_curves(agent)), -1), levels.reshape(len(_name_curves(agent)), -1)[0]
+    chosen = moment.action if isinstance(moment.action, int) else int(values.mean(-1).argmin())
+    shared = (step, chosen, moment.frame, levels, values)
+    if dist.probs is not None:
+        probs = np.asarray(dist.probs, np.float64)
+        probs = probs / probs.sum(-1, keepdims=True)
+        return StepPrediction(*shared, probs, (probs * values).sum(-1), None, None, None, None)
+    mean, count = np.asarray(EmpiricalMean().mean(values, levels)), values.shape[-1]
+    if distribution_kind(agent) == "scalar" or count < 2:
+        return StepPrediction(*shared, None, mean, None, None, None, None)
+    own = agent.config.agent.estimator
+    qem = own.with_fixed_variance if isinstance(own, QEM) else QEM(order=min(4, count))
+    with np.errstate(divide="ignore", invalid="ignore"):  # all quantiles alike: R² is then undefined
+        share = np.asarray(r_squared(qem, values, levels))
+    crossing = np.asarray(crossing_rate(values, levels))
+    fit, estimate = np.asarray(qem.fit(values, levels)), np.asarray(qem.mean(values, levels))
+    return StepPrediction(*shared, None, mean, estimate, fit, share, crossing)
+
+
+def write_episode(episode: Episode, folder: Path) -> list[Path]:
+    """Save the figure, the steps (data.csv) and the distributions (distributions.csv); the paths are returned."""
+    paths = style.save(draw_episode(episode), folder, "figure")
+    steps = folder / "data.csv"
+    columns = [f"q_{action}" for action in range(episode.q.shape[1])] if episode.actions.ndim == 1 else ["q"]
+    components = episode.actions.reshape(len(episode.actions), -1).tolist()
+    named = ["action"] if episode.actions.ndim == 1 else [f"action_{number}" for number in range(len(components[0]))]
+    rows = enumerate(zip(components, episode.rewards.tolist(), episode.q.tolist(), strict=True))
+    _write_csv(steps, ["step", *named, "reward", *columns], [[at, *a, r, *q] for at, (a, r, q) in rows])
+    if episode.kind == "scalar":
+        return [*paths, steps]
+    table = folder / "distributions.csv"
+    curve = "action" if episode.actions.ndim == 1 else "critic"
+    header = ["step", "chosen", curve, "level", "value", "prob", "qem_fit"]
+    _write_csv(table, header, [row for prediction in episode.predictions for row in _list_values(prediction)])
+    return [*paths, steps, table]
+
+
+def _list_values(prediction: StepPrediction) -> Iterator[list]:
+    count = prediction.values.shape[-1]
+    levels = np.broadcast_to(prediction.levels, prediction.values.shape)
+    probs = np.full(prediction.values.shape, 1 / count) if prediction.probs is None else prediction.probs
+    for action, index in np.ndindex(prediction.values.shape):
+        fit = "" if prediction.fit is None else float(prediction.fit[action, index])
+        numbers = [float(array[action, index]) for array in (levels, prediction.values, probs)]
+        yield [prediction.step, prediction.chosen, action, *numbers, fit]
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

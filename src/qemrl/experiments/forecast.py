@@ -7,6 +7,7 @@ seconds in a process like those of the sweep. Environments whose observations lo
 import itertools
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from qemrl.config.serialize import to_json
 from qemrl.experiments.engines import Needs
 from qemrl.experiments.sweep import RunStatus, State
-from qemrl.experiments.worker import with_environment
+from qemrl.experiments.worker import thread_variables
 from qemrl.training.config import RunConfig, env_family, read_config
 from qemrl.training.loops import describe_environment, make_loop, replay_bytes
 from qemrl.training.run_directory import RunDirectory
@@ -37,7 +38,7 @@ Kind = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What was measured of a kind of run."""
 
     steps_per_second: float
@@ -48,7 +49,7 @@ class Measured:
     """A checkpoint, less the replay."""
 
     source: str
-    """Whose speed it is: that of runs in the folder, or of a trial."""
+    """Where the speed is from: runs in the folder, or a trial."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Forecast:
     runs: int
     """How many are not finished."""
 
-    measured: Measured
+    measured: Measurement
     core_hours: float
     """Of all of them, from where they are."""
 
@@ -71,7 +72,9 @@ class Forecast:
     """Of each, when it is finished."""
 
 
-def needs_of(statuses: Sequence[RunStatus], cpus: int, gpus: float, memory_bytes: int | None) -> dict[Path, Needs]:
+def estimate_needs(
+    statuses: Sequence[RunStatus], cpus: int, gpus: float, memory_bytes: int | None
+) -> dict[Path, Needs]:
     """What each run takes; the memory that is given, or else an estimate."""
     replays: dict[tuple[str, str], int] = {}
     needs = {}
@@ -85,7 +88,7 @@ def needs_of(statuses: Sequence[RunStatus], cpus: int, gpus: float, memory_bytes
 
 
 def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Callable[[str], None]) -> list[Forecast]:
-    """What is left of a sweep will cost so much.
+    """What is left of a sweep will cost, by algorithm and environment.
 
     Args:
         statuses: All runs of it.
@@ -97,7 +100,7 @@ def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Cal
     for status in statuses:
         groups.setdefault((status.run.arm, status.run.config.env), []).append(status)
     specs = {env: describe_environment(group[0].run.config) for (_, env), group in groups.items()}
-    tried: dict[Kind, Measured] = {}
+    tried: dict[Kind, Measurement] = {}
     found = []
     for (arm, env), group in groups.items():
         left = [status for status in group if status.state is not State.FINISHED]
@@ -108,19 +111,16 @@ def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Cal
         if kind not in tried:
             tell(f"trying out {arm} on {env}")
             tried[kind] = measure(config, spec, cpus, seconds)
-        measured = _from_runs(group, tried[kind]) or tried[kind]
+        measured = _measure_runs(group, tried[kind]) or tried[kind]
         steps = sum(status.run.config.whole_steps - status.step for status in left)
         hours = cpus * steps / measured.steps_per_second / 3600
         replay = replay_bytes(config, spec)
-        found.append(
-            Forecast(
-                arm, env, len(left), measured, hours, measured.process_bytes + replay, storage(config, replay, measured)
-            )
-        )
+        memory, storage = measured.process_bytes + replay, estimate_storage(config, replay, measured)
+        found.append(Forecast(arm, env, len(left), measured, hours, memory, storage))
     return found
 
 
-def storage(config: RunConfig, replay: int, measured: Measured) -> int:
+def estimate_storage(config: RunConfig, replay: int, measured: Measurement) -> int:
     """The bytes of a finished run: its last checkpoints, records and evaluations."""
     records = math.ceil(config.whole_steps / config.log_every)
     evaluations = math.ceil(config.whole_steps / config.evaluate_every)
@@ -128,7 +128,7 @@ def storage(config: RunConfig, replay: int, measured: Measured) -> int:
     return KEPT_CHECKPOINTS * (measured.state_bytes + replay) + records * RECORD_BYTES + episodes * EPISODE_BYTES
 
 
-def _from_runs(group: Sequence[RunStatus], tried: Measured) -> Measured | None:
+def _measure_runs(group: Sequence[RunStatus], tried: Measurement) -> Measurement | None:
     """The speed of runs of the group that have come some way, their evaluations included."""
     steps, seconds = 0, 0.0
     for status in group:
@@ -143,9 +143,9 @@ def _from_runs(group: Sequence[RunStatus], tried: Measured) -> Measured | None:
     return replace(tried, steps_per_second=steps / seconds, source="runs")
 
 
-def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Measured:
+def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Measurement:
     """What a short trial in a process of its own gives; evaluations are left out."""
-    config = _shortened(config)
+    config = _shorten(config)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(to_json(config), file)
         file.flush()
@@ -155,7 +155,7 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
             capture_output=True,
             text=True,
             check=False,
-            env=with_environment(cpus),
+            env=os.environ | thread_variables(cpus),
             stdin=subprocess.DEVNULL,
         )
     if result.returncode:
@@ -164,10 +164,10 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
     data = json.loads(result.stdout.splitlines()[-1])
     replay = replay_bytes(config, spec)
     process, state = max(0, data["peak_bytes"] - replay), max(0, data["checkpoint_bytes"] - replay)
-    return Measured(data["steps_per_second"], process, state, "a trial")
+    return Measurement(data["steps_per_second"], process, state, "a trial")
 
 
-def _shortened(config: RunConfig) -> RunConfig:
+def _shorten(config: RunConfig) -> RunConfig:
     """The same run with a small replay, which learns from its first steps on."""
     agent = config.agent
     first = math.ceil(4 * max(agent.batch_size, config.num_envs) / agent.update_every) * agent.update_every

@@ -1,7 +1,7 @@
 """Runs as tasks of a Ray cluster; needs the extra `ray`.
 
 A task is the same process that the local engine starts, on any node that sees the folder of the sweep. If its node
-dies, Ray hands the task to another one, which goes on from the run's last checkpoint. If the driver dies, Ray ends
+dies, Ray hands the task to another one, which resumes it from the run's last checkpoint. If the driver dies, Ray ends
 its tasks; the same sweep, driven again, hands over what is missing.
 """
 
@@ -11,8 +11,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.engines import Ended, Needs
-from qemrl.experiments.worker import cause_of_failure, environment, work
+from qemrl.experiments.engines import EndedRun, Needs
+from qemrl.experiments.worker import cause_of_failure, thread_variables, work
 from qemrl.training.machine import available_cores
 
 LOOPBACK = "127.0.0.1"
@@ -38,7 +38,7 @@ class RayEngine:
             # Else Ray would take the address that other machines see, also where the loopback interface is asked for.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         if address not in (None, "auto"):
-            _require_somebody_at(address)
+            _require_cluster(address)
         try:
             import ray
         except ImportError as error:
@@ -52,7 +52,7 @@ class RayEngine:
             try:
                 ray.init(address=address, **quiet)
             except ConnectionError as error:
-                raise _nobody_at(address) from error
+                raise _missing_cluster(address) from error
         # A new process for each run: the variables that JAX reads when it is imported must be the run's own.
         self.task = ray.remote(max_calls=1)(_work)
         self.going: dict[Any, Path] = {}
@@ -71,16 +71,16 @@ class RayEngine:
             "max_retries": self.retries,
             "name": path.name,
         }
-        reference = self.task.options(**options).remote(str(path.resolve()), environment(needs.cpus))
+        reference = self.task.options(**options).remote(str(path.resolve()), thread_variables(needs.cpus))
         self.going[reference] = path
 
-    def ended(self) -> list[Ended]:
+    def poll(self) -> list[EndedRun]:
         """The runs whose tasks have ended."""
         if not self.going:
             return []
         ready, _ = self.ray.wait(list(self.going), num_returns=len(self.going), timeout=0.1)
         over = [(self.going.pop(reference), reference) for reference in ready]
-        return [Ended(path, self._cause(path, reference)) for path, reference in over]
+        return [EndedRun(path, self._explain(path, reference)) for path, reference in over]
 
     def stop(self) -> None:
         """Interrupt all tasks, which save their state at that, and wait for them."""
@@ -92,7 +92,7 @@ class RayEngine:
         """Leave the cluster, which ends what is left; one that was started here ends too."""
         self.ray.shutdown()
 
-    def _cause(self, path: Path, reference: Any) -> str | None:
+    def _explain(self, path: Path, reference: Any) -> str | None:
         from ray.exceptions import RayError, TaskCancelledError
 
         try:
@@ -104,18 +104,18 @@ class RayEngine:
         return None
 
 
-def _require_somebody_at(address: str) -> None:
-    """Raise unless somebody listens there: Ray itself would wait for minutes."""
+def _require_cluster(address: str) -> None:
+    """Raise unless something listens there: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"the address of a Ray cluster is HOST:PORT or `auto`, got {address!r}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
-        raise _nobody_at(address) from error
+        raise _missing_cluster(address) from error
 
 
-def _nobody_at(address: str) -> ValueError:
+def _missing_cluster(address: str) -> ValueError:
     return ValueError(
         f"there is no Ray cluster at {address}: start one with `ray start --head`, or leave out --address"
     )

@@ -3,21 +3,21 @@
 A *task* is an environment, a *run* one seed of an arm on it, and its *score* any number that is better when it is
 larger: the final return, or the area under the learning curve. All intervals come from one stratified bootstrap: the
 runs of each task are redrawn with replacement among themselves, the tasks stay as they are, and the interval reaches
-from the 2.5th to the 97.5th percentile of what the statistic gives. Such intervals say how another set of seeds would
-have turned out, not how other tasks would have. With few runs they are too narrow, as runs spread less around their
-own mean than around the truth: on five tasks with normal scores, they cover the truth in about 90 of 100 cases with
-five runs each and in 93 with ten.
+from the 2.5th to the 97.5th percentile of what the statistic gives; where a task has a single run, which shows nothing
+of its uncertainty, it is unbounded. Such intervals say how another set of seeds would have turned out, not how other
+tasks would have. With few runs they are too narrow, as runs spread less around their own mean than around the truth:
+on five tasks with normal scores, they cover the truth in about 90 of 100 cases with five runs each and in 93 with ten.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from qemrl.experiments.curves import Curve
 from qemrl.experiments.statistics import Interval
+from qemrl.plotting.curves import Curve
 
 # A name with an underscore is not compared by the type checks: tasks and arms may have different numbers of runs.
 Scores = Mapping[str, Float[np.ndarray, " _runs"]]
@@ -37,74 +37,52 @@ class Profile(NamedTuple):
     low: Float[np.ndarray, " t"]
     high: Float[np.ndarray, " t"]
 
-
-def interquartile_mean(values: Float[np.ndarray, " n"]) -> float:
-    """The mean of the middle half: a quarter of the values, rounded down, is left out at either end."""
-    if not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"an interquartile mean needs finite values, at least one, got {values}; leave out the others")
-    return float(_interquartile_means(values[None].astype(np.float64))[0])
+    @property
+    def bounded(self) -> bool:
+        """Whether the uncertainty is known."""
+        return bool(np.isfinite(self.low).all())
 
 
-def _interquartile_means(values: Float[np.ndarray, "sets n"]) -> Float[np.ndarray, " sets"]:
+def _interquartile_mean(samples: Samples) -> Float[np.ndarray, " sets"]:
+    """The mean of the middle half of all runs: a quarter, rounded down, is left out at either end.
+
+    The runs of all tasks are pooled, so that tasks with more runs weigh more.
+    """
+    values = np.concatenate(list(samples.values()), axis=1)
     count = values.shape[1]
     return np.sort(values, axis=1)[:, count // 4 : count - count // 4].mean(1)
 
 
-def _pooled_interquartile_mean(samples: Samples) -> Float[np.ndarray, " sets"]:
-    """The interquartile mean over the runs of all tasks, so that tasks with more runs weigh more."""
-    return _interquartile_means(np.concatenate(list(samples.values()), axis=1))
-
-
-def _mean_of_tasks(samples: Samples) -> Float[np.ndarray, " sets"]:
-    return _means(samples).mean(1)
-
-
-def _median_of_tasks(samples: Samples) -> Float[np.ndarray, " sets"]:
-    return np.median(_means(samples), axis=1)
-
-
-def _means(samples: Samples) -> Float[np.ndarray, "sets tasks"]:
+def _task_means(samples: Samples) -> Float[np.ndarray, "sets tasks"]:
     return np.stack([runs.mean(1) for runs in samples.values()], axis=1)
 
 
-_OF_SAMPLES: Mapping[str, Callable[[Samples], np.ndarray]] = {
-    "IQM": _pooled_interquartile_mean,
-    "mean": _mean_of_tasks,
-    "median": _median_of_tasks,
+STATISTICS: Mapping[str, Callable[[Samples], Float[np.ndarray, " sets"]]] = {
+    "IQM": _interquartile_mean,
+    "mean": lambda samples: _task_means(samples).mean(1),
+    "median": lambda samples: np.median(_task_means(samples), axis=1),
 }
-
-
-def _of_scores(statistic: Callable[[Samples], np.ndarray], scores: Scores) -> float:
-    return float(statistic(_as_one_set(_checked(scores)))[0])
-
-
-STATISTICS: Mapping[str, Callable[[Scores], float]] = {
-    name: functools.partial(_of_scores, statistic) for name, statistic in _OF_SAMPLES.items()
-}
-"""Aggregates of an arm's scores: the interquartile mean of all runs, and the mean and the median of the tasks' means.
-
-These are values alone, which single runs have too; `aggregate` adds the interval.
-"""
+"""Aggregates of an arm's scores: the interquartile mean of all runs; the mean and the median of the tasks' means."""
 
 
 def aggregate(scores: Scores, statistic: str, seed: int, resamples: int = 2000) -> Interval:
     """A statistic of an arm's scores with its bootstrap interval.
 
     Args:
-        scores: The scores of each task; each task needs at least two runs.
+        scores: The scores of each task.
         statistic: A name in `STATISTICS`.
         seed: Seed of the bootstrap; a task's draws depend on it and on the task's name, not on the other tasks.
         resamples: How often the runs are redrawn.
 
     Raises:
-        ValueError: The name is unknown, or the scores do not suffice for an interval.
+        ValueError: The name is unknown, or there are no scores.
     """
-    if statistic not in _OF_SAMPLES:
-        raise ValueError(f"there is no statistic {statistic!r}; choose one of {', '.join(_OF_SAMPLES)}")
-    return Interval(*_bootstrap((scores,), _OF_SAMPLES[statistic], seed, resamples).tolist())
+    if statistic not in STATISTICS:
+        raise ValueError(f"there is no statistic {statistic!r}; choose one of {', '.join(STATISTICS)}")
+    return Interval(*_bootstrap((scores,), STATISTICS[statistic], seed, resamples).tolist())
 
 
-def profile(scores: Scores, thresholds: Float[np.ndarray, " t"], seed: int, resamples: int = 2000) -> Profile:
+def compute_profile(scores: Scores, thresholds: Float[np.ndarray, " t"], seed: int, resamples: int = 2000) -> Profile:
     """The share of a task's runs that score more than each threshold, as the mean over tasks, with its intervals.
 
     The intervals hold at each threshold for itself, not at all of them together.
@@ -124,9 +102,9 @@ def probability_of_improvement(first: Scores, second: Scores, seed: int, resampl
     Ties count half, so one half says that neither is better. Both arms are redrawn, independently of each other.
 
     Raises:
-        ValueError: The arms have no task in common, or a task that they share has too few runs.
+        ValueError: The arms have no task in common.
     """
-    tasks = _common_tasks(first, second)
+    tasks = sorted(first.keys() & second.keys())
 
     def wins(firsts: Samples, seconds: Samples) -> Float[np.ndarray, " sets"]:
         shares = []
@@ -139,106 +117,86 @@ def probability_of_improvement(first: Scores, second: Scores, seed: int, resampl
     return Interval(*_bootstrap(arms, wins, seed, resamples).tolist())
 
 
+def can_pair(curve: Curve, against: Curve) -> bool:
+    """Whether the curves have a seed in common and were last evaluated at the same step."""
+    return bool(set(curve.seeds) & set(against.seeds)) and bool(curve.steps[-1] == against.steps[-1])
+
+
+def pair_curves(curve: Curve, against: Curve) -> tuple[Curve, Curve]:
+    """Both curves with only the seeds that they have in common, in the same order: their rows are pairs.
+
+    Raises:
+        ValueError: They have no seed in common, or were not last evaluated at the same step.
+    """
+    if not can_pair(curve, against):
+        raise ValueError(
+            f"{curve.label} (seeds {curve.seeds}, {curve.steps[-1]} steps) and {against.label} (seeds "
+            f"{against.seeds}, {against.steps[-1]} steps) cannot be paired: give both the same seeds and steps"
+        )
+    seeds = tuple(seed for seed in curve.seeds if seed in against.seeds)
+    mine, theirs = (
+        replace(one, returns=one.returns[[one.seeds.index(seed) for seed in seeds]], seeds=seeds, band=None)
+        for one in (curve, against)
+    )
+    return mine, theirs
+
+
 def paired_difference(
-    first: Mapping[str, Mapping[int, float]],
-    second: Mapping[str, Mapping[int, float]],
+    first: Mapping[str, Curve],
+    second: Mapping[str, Curve],
+    references: Mapping[str, tuple[float, float]],
     seed: int,
     resamples: int = 2000,
 ) -> Interval:
-    """By how much the first arm scores more than the second with the same seed, as the mean over the tasks of both.
+    """By how much the first arm ends above the second with the same seed, as the mean over tasks of normalized scores.
 
     Args:
-        first: For each task, the score of each seed. Seeds that only one of the arms has are left out.
+        first: The curve of each task. Seeds that only one of the arms has are left out.
         second: The same for the other arm.
+        references: For each task that counts, the scores that are normalized to zero and one.
         seed: Seed of the bootstrap, which redraws pairs.
         resamples: How often they are redrawn.
 
     Raises:
-        ValueError: The arms have no task in common, or fewer than two seeds in a task that they share.
+        ValueError: The curves of a task cannot be paired.
     """
     differences = {}
-    for task in _common_tasks(first, second):
-        ours, theirs = first[task], second[task]
-        both = sorted(ours.keys() & theirs.keys())
-        if len(both) < 2:
-            raise ValueError(
-                f"the interval of a paired difference needs two seeds that both arms have, but on {task} they have "
-                f"{sorted(ours)} and {sorted(theirs)}; run both with the same seeds, or leave the task out"
-            )
-        differences[task] = np.array([ours[one] - theirs[one] for one in both], np.float64)
+    for task, (low, high) in references.items():
+        mine, theirs = pair_curves(first[task], second[task])
+        differences[task] = (mine.final - theirs.final) / (high - low)
     return aggregate(differences, "mean", seed, resamples)
 
 
-def normalized(by_arm: Mapping[str, Scores], references: Mapping[str, tuple[float, float]]) -> dict[str, Scores]:
-    """The scores of all arms, for each task on the scale on which its references are zero and one.
-
-    Args:
-        by_arm: The scores of each arm.
-        references: For each task the low and the high score; see `references` for those of a comparison itself.
-    """
-    for task, (low, high) in references.items():
-        if not (np.isfinite([low, high]).all() and low < high):
-            raise ValueError(f"the references of {task} are {low} and {high}; give a low score and a higher one")
-    scaled: dict[str, Scores] = {}
-    for arm, scores in by_arm.items():
-        missing = sorted(scores.keys() - references.keys())
-        if missing:
-            raise ValueError(
-                f"{arm} has scores on {', '.join(missing)}, which has no references; give a low and a high"
-            )
-        checked = _checked(scores)
-        scaled[arm] = {
-            task: (checked[task] - references[task][0]) / (references[task][1] - references[task][0]) for task in scores
-        }
-    return scaled
+def normalize(scores: Scores, references: Mapping[str, tuple[float, float]]) -> Scores:
+    """The scores on the scale on which the references of their task, see `find_references`, are zero and one."""
+    return {
+        task: (runs - references[task][0]) / (references[task][1] - references[task][0])
+        for task, runs in scores.items()
+    }
 
 
-def references(curves: Sequence[Curve]) -> dict[str, tuple[float, float]]:
+def find_references(curves: Sequence[Curve]) -> dict[str, tuple[float, float]]:
     """For each task the scores that count as zero and one when arms are compared among themselves.
 
     Zero is the lowest evaluation that any arm had at any step, one is the last evaluation of the best arm, both as
     means over seeds. Where nothing was ever better than the lowest, one is the lowest plus 1: all scores of that task
     keep their unit.
-
-    Args:
-        curves: Those of all arms on all tasks. Several curves of an arm on a task are its seeds, and count at the
-            steps that all of them have.
     """
-    if not curves:
-        raise ValueError("there are no curves to take references from; give those of at least one run")
-    by_task: dict[str, dict[str, list[Curve]]] = {}
+    means: dict[str, list[np.ndarray]] = {}
     for curve in curves:
-        by_task.setdefault(curve.env, {}).setdefault(curve.label, []).append(curve)
+        means.setdefault(curve.env, []).append(curve.returns.mean(0))
     found = {}
-    for task, by_arm in by_task.items():
-        means = [_mean_over_seeds(same) for same in by_arm.values()]
-        low = float(min(mean.min() for mean in means))
-        high = float(max(mean[-1] for mean in means))
+    for task, by_arm in means.items():
+        low = float(min(mean.min() for mean in by_arm))
+        high = float(max(mean[-1] for mean in by_arm))
         found[task] = (low, high if high > low else low + 1.0)
     return found
 
 
-def _mean_over_seeds(curves: list[Curve]) -> Float[np.ndarray, " points"]:
-    name = f"{curves[0].label} on {curves[0].env}"
-    steps = functools.reduce(np.intersect1d, [curve.steps for curve in curves])
-    if not len(steps):
-        raise ValueError(f"the curves of {name} have no step in common; evaluate all its seeds at the same steps")
-    returns = np.concatenate([curve.returns[:, np.isin(curve.steps, steps)] for curve in curves])
-    if not np.isfinite(returns).all():
-        raise ValueError(f"a curve of {name} has evaluations that are not finite; leave out the runs that failed")
-    return returns.mean(0)
-
-
-def steps_to(
-    steps: Int[np.ndarray, " points"], returns: Float[np.ndarray, "seeds points"], score: float
-) -> Float[np.ndarray, " seeds"]:
+def find_steps_to(curve: Curve, score: float) -> Float[np.ndarray, " seeds"]:
     """The step of each seed's first evaluation at or above the score, infinity where there is none."""
-    if not len(steps) or (np.diff(steps) <= 0).any():
-        raise ValueError(f"evaluations must come at steps that grow, got {steps}; sort them first")
-    if np.isnan(score):
-        raise ValueError("the score to reach is not a number; give one")
-    reached = returns >= score
-    return np.where(reached.any(1), steps[reached.argmax(1)], np.inf)
+    reached = curve.returns >= score
+    return np.where(reached.any(1), curve.steps[reached.argmax(1)], np.inf)
 
 
 def _bootstrap(
@@ -256,20 +214,15 @@ def _bootstrap(
         raise ValueError(f"the seed of a bootstrap cannot be {seed}; choose 0 or more")
     if resamples < LEAST_RESAMPLES:
         raise ValueError(f"{resamples} resamples do not give a 95% interval; draw {LEAST_RESAMPLES} or more")
-    checked = [_checked(scores) for scores in arms]
-    for scores in checked:
-        for task, runs in scores.items():
-            if len(runs) < 2:
-                raise ValueError(
-                    f"{task} has a single run, which says nothing about its spread; run more seeds, leave the task "
-                    "out, or give the value without an interval"
-                )
-    value = statistic(*(_as_one_set(scores) for scores in checked))[0]
-    drawn = statistic(*(_redrawn(scores, seed, place, resamples) for place, scores in enumerate(checked)))
+    known = [_check(scores) for scores in arms]
+    value = statistic(*({task: runs[None] for task, runs in scores.items()} for scores in known))[0]
+    if any(len(runs) == 1 for scores in known for runs in scores.values()):
+        return np.stack([value, np.full_like(value, -np.inf), np.full_like(value, np.inf)])
+    drawn = statistic(*(_redraw(scores, seed, place, resamples) for place, scores in enumerate(known)))
     return np.stack([value, *np.quantile(drawn, (0.025, 0.975), axis=0)])
 
 
-def _redrawn(scores: Scores, seed: int, place: int, resamples: int) -> Samples:
+def _redraw(scores: Scores, seed: int, place: int, resamples: int) -> Samples:
     """Many sets of scores, each with as many runs of each task as there are, drawn from these with replacement."""
     drawn = {}
     for task, runs in scores.items():
@@ -279,7 +232,7 @@ def _redrawn(scores: Scores, seed: int, place: int, resamples: int) -> Samples:
     return drawn
 
 
-def _checked(scores: Scores) -> Scores:
+def _check(scores: Scores) -> Scores:
     """The same scores, known to be usable, in the order of the tasks' names: sums depend on the order, a little."""
     if not scores:
         raise ValueError("there are no scores; give those of at least one task")
@@ -289,16 +242,3 @@ def _checked(scores: Scores) -> Scores:
         if not np.isfinite(runs).all():
             raise ValueError(f"{task} has scores that are not finite: {runs}; leave out the runs that failed")
     return {task: np.asarray(scores[task], np.float64) for task in sorted(scores)}
-
-
-def _as_one_set(scores: Scores) -> Samples:
-    return {task: runs[None] for task, runs in scores.items()}
-
-
-def _common_tasks(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
-    tasks = sorted(first.keys() & second.keys())
-    if not tasks:
-        raise ValueError(
-            f"the arms have no task in common: one has {sorted(first)}, the other {sorted(second)}; run both on one"
-        )
-    return tasks

@@ -22,19 +22,47 @@ class Interval(NamedTuple):
         """A number that is not an estimate."""
         return Interval(float(value), float(value), float(value))
 
+    @staticmethod
+    def unbounded(value: float) -> "Interval":
+        """An estimate from a single run, which shows nothing of its uncertainty."""
+        return Interval(float(value), -math.inf, math.inf)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the uncertainty is known."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def excludes(self, value: float) -> bool:
+        """Whether the value lies outside of the interval."""
+        return not self.low <= value <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """What the interval of a difference shows, in words."""
+        if not self.bounded:
+            return "one seed shows nothing"
+        if not self.excludes(0.0):
+            return "no significant difference"
+        return "higher" if self.value > 0 else "lower"
+
+    def format_ends(self, spec: str = ".4g") -> str:
+        """The ends in brackets, each in the format `spec`; nothing if they are not known."""
+        return f"[{self.low:{spec}}, {self.high:{spec}}]" if self.bounded else ""
+
     def __str__(self) -> str:
-        if self.low == self.high:
-            return f"{self.value:.4g}"
-        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
+        ends = "" if self.low == self.high else self.format_ends()
+        return f"{self.value:.4g} {ends}".rstrip()
 
 
 def mean_interval(samples: Float[Array, " n"]) -> Interval:
-    """The mean of independent samples with Student's interval."""
+    """The mean of independent samples with Student's interval, which is unbounded for a single one."""
     samples = np.asarray(samples, dtype=np.float64)
-    if samples.ndim != 1 or len(samples) < 2:
-        raise ValueError(f"an interval needs a list of at least two samples, got the shape {samples.shape}")
-    reach = float(special.stdtrit(len(samples) - 1, 0.975) * samples.std(ddof=1) / math.sqrt(len(samples)))
+    if samples.ndim != 1 or not len(samples):
+        raise ValueError(f"an interval needs a list of at least one sample, got the shape {samples.shape}")
     mean = float(samples.mean())
+    if len(samples) == 1:
+        return Interval.unbounded(mean)
+    reach = float(special.stdtrit(len(samples) - 1, 0.975) * samples.std(ddof=1) / math.sqrt(len(samples)))
     return Interval(mean, mean - reach, mean + reach)
 
 

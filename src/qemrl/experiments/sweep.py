@@ -6,7 +6,7 @@
     DIR/lock                                  held by the process that drives the sweep
 
 Nothing but the run directories says how far a sweep is. So it can be driven again after anything, from anywhere that
-sees the folder: runs that are finished are left alone, others go on from their last checkpoints.
+sees the folder: runs that are finished are left alone, others resume from their last checkpoints.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid, Run
+from qemrl.experiments.runs import read_progress
 from qemrl.experiments.worker import cause_of_failure
 from qemrl.training.config import create_run, read_config
 from qemrl.training.run_directory import RunDirectory, RunLockedError, write_atomic
 
-LOOK_EVERY_SECONDS = 1.0
-"""How often the folders of running runs are looked at."""
+POLL_EVERY_SECONDS = 1.0
+"""How often the folders of running runs are polled."""
 
 
 class State(enum.Enum):
-    """How it stands with a run; the order is that of a table."""
+    """The state of a run; the order is that of a table."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -59,7 +59,7 @@ class RunStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take at the present schedule, if that is known."""
+        """How long it will take at the present speed, if that is known."""
         if self.state is not State.RUNNING or not self.steps_per_second:
             return None
         return (self.run.config.whole_steps - self.step) / self.steps_per_second
@@ -75,7 +75,7 @@ class Sweep:
         there = _find_runs(folder / "runs")
         for run in self.runs:
             path = there.get((run.arm, run.id), folder / "runs" / run.name)
-            self.statuses[path] = _at_first(run, path)
+            self.statuses[path] = _read_first_status(run, path)
         self._timed: dict[Path, int] = {}
         """How long timing.jsonl was when a run was handed over: it is only ever added to."""
 
@@ -89,49 +89,49 @@ class Sweep:
         engine: Engine,
         needs: Mapping[Path, Needs],
         watch: Callable[[Sequence[RunStatus]], None],
-        asked: Callable[[], bool],
+        should_stop: Callable[[], bool],
     ) -> list[RunStatus]:
-        """Bring all runs to their end, and say how they stand then.
+        """Bring all runs to their end, and return their states then.
 
         Args:
             engine: Who does them.
             needs: What each run takes.
-            watch: Is told how all runs stand, about once a second.
-            asked: Whether to stop; the runs then save their state first.
+            watch: Is told the states of all runs, about once a second.
+            should_stop: Whether to stop; the runs then save their state first.
 
         Raises:
             RunLockedError: Another process drives a sweep in this folder.
         """
-        with self._held():
+        with self._lock():
             waiting = [status.path for status in self.missing]
             going: set[Path] = set()
-            looked = -math.inf
-            while (waiting or going) and not asked():
+            polled = -math.inf
+            while (waiting or going) and not should_stop():
                 for path in [path for path in waiting if engine.has_room(needs[path])]:
                     if engine.has_room(needs[path]):  # those before it may have taken the room
                         waiting.remove(path)
-                        if self._begin(path, engine, needs[path]):
+                        if self._start(path, engine, needs[path]):
                             going.add(path)
-                for path, cause in engine.ended():
+                for path, cause in engine.poll():
                     going.discard(path)
-                    self.statuses[path] = _at_last(self.statuses[path], cause)
-                    looked = -math.inf
-                if time.monotonic() - looked >= LOOK_EVERY_SECONDS:
+                    self.statuses[path] = _read_last_status(self.statuses[path], cause)
+                    polled = -math.inf
+                if time.monotonic() - polled >= POLL_EVERY_SECONDS:
                     for path in going:
-                        self.statuses[path] = self._look(path)
+                        self.statuses[path] = self._poll(path)
                     watch(list(self.statuses.values()))
-                    looked = time.monotonic()
-                if not going and waiting:  # none of them could begin just now
-                    time.sleep(LOOK_EVERY_SECONDS / 10)
+                    polled = time.monotonic()
+                if not going and waiting:  # none of them could start just now
+                    time.sleep(POLL_EVERY_SECONDS / 10)
             if going:
                 engine.stop()
-                for path, cause in engine.ended():
-                    self.statuses[path] = _at_last(self.statuses[path], cause)
+                for path, cause in engine.poll():
+                    self.statuses[path] = _read_last_status(self.statuses[path], cause)
             watch(list(self.statuses.values()))
         return list(self.statuses.values())
 
-    def _begin(self, path: Path, engine: Engine, needs: Needs) -> bool:
-        """Hand a run over; one that cannot even begin has failed, and does not keep the others from beginning."""
+    def _start(self, path: Path, engine: Engine, needs: Needs) -> bool:
+        """Hand a run over; one that cannot start has failed, and does not keep the others from starting."""
         run = self.statuses[path].run
         try:
             create_run(path, run.config, {"arm": run.arm})
@@ -143,15 +143,15 @@ class Sweep:
         self.statuses[path] = replace(self.statuses[path], state=State.STARTING, cause=None)
         return True
 
-    def _look(self, path: Path) -> RunStatus:
-        """The status of a run that goes on; until its first record it may still be queueing or compiling."""
+    def _poll(self, path: Path) -> RunStatus:
+        """The status of a run that is going on; until its first record it may still be queueing or compiling."""
         known = self.statuses[path]
         if _size(path / "timing.jsonl") == self._timed[path]:
             return known
-        return replace(_progress(known), state=State.RUNNING)
+        return replace(_update(known), state=State.RUNNING)
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a+b", buffering=0) as file:
             try:
@@ -173,64 +173,36 @@ def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
     """The runs in a folder by algorithm and id: that of their settings, which may not be the one in an old name."""
     found = {}
     for file in sorted(folder.glob("*/config.json")):
-        with contextlib.suppress(
-            AttributeError, KeyError, TypeError, ValueError
-        ):  # what cannot be read is found by its name alone
+        # What cannot be read is found by its name alone.
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             directory = RunDirectory(file.parent)
             run = Run(str(directory.record["extra"]["arm"]), read_config(directory.config))
             found[run.arm, run.id] = file.parent
     return found
 
 
-def _at_first(run: Run, path: Path) -> RunStatus:
+def _read_first_status(run: Run, path: Path) -> RunStatus:
     if (path / "DONE").exists():
-        return replace(_progress(RunStatus(run, path, State.FINISHED)), state=State.FINISHED)
-    known = _progress(RunStatus(run, path, State.WAITING))
+        return replace(_update(RunStatus(run, path, State.FINISHED)), state=State.FINISHED)
+    known = _update(RunStatus(run, path, State.WAITING))
     return replace(known, state=State.WAITING, steps_per_second=None)
 
 
-def _at_last(status: RunStatus, cause: str | None) -> RunStatus:
-    known = _progress(status)
+def _read_last_status(status: RunStatus, cause: str | None) -> RunStatus:
+    known = _update(status)
     if (status.path / "DONE").exists():
         return replace(known, state=State.FINISHED)
     if cause is None:
-        begun = (status.path / "metrics.jsonl").exists()  # or it was still in a queue
-        return replace(known, state=State.STOPPED if begun else State.WAITING)
+        started = (status.path / "metrics.jsonl").exists()  # or it was still in a queue
+        return replace(known, state=State.STOPPED if started else State.WAITING)
     return replace(known, state=State.FAILED, cause=cause_of_failure(status.path) or cause)
 
 
-def _progress(status: RunStatus) -> RunStatus:
+def _update(status: RunStatus) -> RunStatus:
     """The status with what the newest records of the run say."""
-    last = _last_record(status.path / "timing.jsonl", "step")
-    if last is None:
-        return status
-    metrics = status.path / "metrics.jsonl"
-    score = None
-    for tag in ("eval/mean_reward", "rollout/ep_rew_mean"):
-        found = _last_record(metrics, tag)
-        if found is not None:
-            score = found[tag]
-            break
-    step = (_last_record(metrics, "step") or last)["step"]
-    return replace(status, step=step, steps_per_second=last.get("time/fps"), score=score)
+    found = read_progress(status.path)
+    return status if found is None else replace(status, **found._asdict())
 
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-def _last_record(file: Path, tag: str) -> dict[str, Any] | None:
-    """The newest line that has a value for the tag, among the last ones of the file."""
-    try:
-        with file.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - 65_536))
-            lines = stream.read().split(b"\n")
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, AttributeError):  # a line that is being written
-            record = json.loads(line)
-            if record.get(tag) is not None:
-                return record
-    return None

@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 60.0
 """How long a run waits for a process that still holds its folder: one that was left behind, and is saving."""
 
 
-def environment(threads: int) -> dict[str, str]:
+def thread_variables(threads: int) -> dict[str, str]:
     """The variables that keep a process to so many threads; they must be set before JAX is imported."""
     flags = os.environ.get("XLA_FLAGS", "")
     if threads == 1 and "xla_cpu_multi_thread_eigen" not in flags:
@@ -32,7 +32,7 @@ def environment(threads: int) -> dict[str, str]:
     return {name: str(threads) for name in names} | {"XLA_FLAGS": flags}
 
 
-def command(path: Path) -> list[str]:
+def worker_command(path: Path) -> list[str]:
     """The words of a process that does a run."""
     return [sys.executable, "-m", "qemrl.experiments.worker", str(path)]
 
@@ -87,7 +87,7 @@ def _wait_for_lock(run: "RunDirectory") -> None:
             time.sleep(0.2)
 
 
-def _stop_with(parent: int) -> None:
+def _stop_after(parent: int) -> None:
     """Stop this process, by the signal that makes it save, when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -96,7 +96,7 @@ def _stop_with(parent: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Do the run in the folder that is named; the exit code says how it ended."""
-    threading.Thread(target=_stop_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_stop_after, args=(os.getppid(),), daemon=True).start()
     from qemrl.training.train import Stopped
 
     try:
@@ -107,11 +107,6 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-def with_environment(threads: int) -> dict[str, str]:
-    """This process's variables with those of `environment`."""
-    return {**os.environ, **environment(threads)}
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, files_below, from_there, read_runs
-from qemrl.report.distributions import Predicted, first_seeds, predict
-from qemrl.report.results import Place, Results, results
+from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, find_files, read_runs, relabel
+from qemrl.report.predictions import AgentPrediction, find_saved_agents, predict_returns
+from qemrl.report.results import Place, Results, compute_results
 
 AXES = ("env", "seed", "num_seeds")
 """Settings that tell runs of one algorithm apart."""
@@ -21,13 +21,8 @@ ABSENT = "–"
 """Stands for a setting that an algorithm does not have."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A setting in which algorithms differ."""
-
-    name: str
-    values: Mapping[str, str]
-    """As text, by algorithm."""
+Settings = Mapping[str, Mapping[str, str]]
+"""Settings in which algorithms differ: by name and algorithm, as text."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +32,11 @@ class Content:
     collection: RunCollection
     cells: Mapping[Place, Cell]
     results: Results
-    settings: Sequence[Setting]
+    settings: Settings
     nearest: Mapping[str, str]
     """To each algorithm but the first, the one of those before it that it differs from in the fewest settings."""
 
-    predicted: Sequence[Predicted]
+    predicted: Sequence[AgentPrediction]
     not_loaded: Sequence[str]
     """Saved agents that could not be loaded, and why."""
 
@@ -71,7 +66,7 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
     """
     tick("reading runs")
     collection = read_runs(folder)
-    claims, damaged = _claims(folder)
+    claims, damaged = _read_claims(folder)
     collection = replace(collection, unreadable=(*collection.unreadable, *damaged))
     if not collection.runs and not claims:
         reasons = "".join(f"; {each.name}: {each.reason}" for each in collection.unreadable)
@@ -81,22 +76,22 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
         )
     cells = collection.cells()
     tick("computing intervals")
-    numbers = results(cells, seed)
+    numbers = compute_results(cells, seed)
     predicted, not_loaded = [], []
-    for run, first in first_seeds(cells.values()) if agents else ():
+    for run in find_saved_agents(cells.values()) if agents else ():
         tick(f"loading {run.name}")
         try:
-            predicted.append(predict(run, first))
+            predicted.append(predict_returns(run))
         except ValueError as error:
-            not_loaded.append(f"{run.name}: {from_there(str(error), run.path, run.name)}")
-    settings = differing_settings(collection)
-    nearest = nearest_before(collection.arms, settings)
-    return Content(collection, cells, numbers, settings, nearest, predicted, not_loaded, claims, _notes(cells))
+            not_loaded.append(f"{run.name}: {relabel(str(error), run.path, run.name)}")
+    settings = find_differing_settings(collection)
+    nearest = find_nearest(collection.arms, settings)
+    return Content(collection, cells, numbers, settings, nearest, predicted, not_loaded, claims, _write_notes(cells))
 
 
-def _claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
+def _read_claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     found, damaged = [], []
-    for file in files_below(folder, "claims.json"):
+    for file in find_files(folder, "claims.json"):
         name = file.parent.relative_to(folder).as_posix()
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
@@ -111,22 +106,22 @@ def _claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     return found, damaged
 
 
-def differing_settings(collection: RunCollection) -> list[Setting]:
+def find_differing_settings(collection: RunCollection) -> Settings:
     """The settings in which algorithms differ on a task; where one depends on the task, each value names its tasks."""
     values: dict[str, dict[Place, set[str]]] = {}
     for run in collection.runs:
-        for name, value in flattened(run.record["config"]).items():
+        for name, value in flatten_config(run.record["config"]).items():
             values.setdefault(name, {}).setdefault((run.arm, run.config.env), set()).add(value)
     places = sorted({(run.arm, run.config.env) for run in collection.runs})
-    found = []
+    found = {}
     for name, there in sorted(values.items()):
         texts = {place: " or ".join(sorted(there.get(place, {ABSENT}))) for place in places}
         if any(len({text for (_, other), text in texts.items() if other == env}) > 1 for env in collection.envs):
-            found.append(Setting(name, {arm: _by_task(arm, texts) for arm in collection.arms}))
+            found[name] = {arm: _join_values(arm, texts) for arm in collection.arms}
     return found
 
 
-def _by_task(arm: str, texts: Mapping[Place, str]) -> str:
+def _join_values(arm: str, texts: Mapping[Place, str]) -> str:
     """The value of a setting for one algorithm, with its tasks if there are several values."""
     envs: dict[str, list[str]] = {}
     for (other, env), text in texts.items():
@@ -137,16 +132,16 @@ def _by_task(arm: str, texts: Mapping[Place, str]) -> str:
     return "; ".join(f"{text} ({', '.join(tasks)})" for text, tasks in sorted(envs.items()))
 
 
-def nearest_before(arms: Sequence[str], settings: Sequence[Setting]) -> dict[str, str]:
+def find_nearest(arms: Sequence[str], settings: Settings) -> dict[str, str]:
     """To each algorithm but the first, that of those before it from which it differs in the fewest settings."""
 
     def distance(one: str, other: str) -> int:
-        return sum(setting.values[one] != setting.values[other] for setting in settings)
+        return sum(values[one] != values[other] for values in settings.values())
 
     return {arm: min(arms[:place], key=partial(distance, arm)) for place, arm in enumerate(arms) if place}
 
 
-def flattened(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def flatten_config(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """A configuration as text by dotted name; the type of a part stands under the name of the part."""
     found: dict[str, str] = {}
     for key, value in config.items():
@@ -154,13 +149,13 @@ def flattened(config: Mapping[str, Any], above: str = "") -> dict[str, str]:
             if above:
                 found[above.removesuffix(".")] = str(value)
         elif isinstance(value, Mapping):
-            found |= flattened(value, f"{above}{key}.")
+            found |= flatten_config(value, f"{above}{key}.")
         elif above or key not in AXES:
             found[f"{above}{key}"] = value if isinstance(value, str) else json.dumps(value)
     return found
 
 
-def _notes(cells: Mapping[Place, Cell]) -> list[str]:
+def _write_notes(cells: Mapping[Place, Cell]) -> list[str]:
     """Sentences, each with the algorithms and tasks that it is true of."""
     said: dict[str, list[str]] = {}
     for (arm, env), cell in cells.items():
@@ -177,15 +172,15 @@ def _notes(cells: Mapping[Place, Cell]) -> list[str]:
             said.setdefault("Unfinished and failed runs beside finished ones count only as thin lines", []).append(part)
         if len(cell.curve.seeds) == 1:
             said.setdefault("One seed that counts, so no interval", []).append(place)
-        mixed = _mixed(cell.runs)
+        mixed = _find_mixed_settings(cell.runs)
         if mixed:
             text = f"{place} ({', '.join(mixed)})"
             said.setdefault("Runs of one algorithm and task with different settings", []).append(text)
     return [f"{what}: {'; '.join(places)}." for what, places in said.items()]
 
 
-def _mixed(runs: Sequence[RunRecord]) -> list[str]:
+def _find_mixed_settings(runs: Sequence[RunRecord]) -> list[str]:
     """The settings in which runs of one algorithm on one task differ, besides the seed."""
-    configs = [flattened(run.record["config"]) for run in runs]
+    configs = [flatten_config(run.record["config"]) for run in runs]
     names = sorted({name for config in configs for name in config})
     return [name for name in names if len({config.get(name) for config in configs}) > 1]

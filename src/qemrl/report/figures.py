@@ -1,6 +1,7 @@
 """The figures of a report for papers: curves, differences, aggregates, profiles, and probabilities of improvement."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,33 +15,32 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from qemrl.experiments import curves
-from qemrl.plotting import style as figures
+from qemrl.experiments.statistics import Interval
+from qemrl.plotting import style
+from qemrl.plotting.curves import draw_curves
+from qemrl.plotting.style import choose_line_styles, light_grid, shorten_labels
 from qemrl.report.content import Content
-from qemrl.report.results import Aggregates, Estimate, Place
+from qemrl.report.results import Aggregates, Difference, Place
 
 PDF: Any = {"pdf.fonttype": 42}
 """Text stays text, in fonts that publishers accept."""
 
 UNDATED: Any = {"CreationDate": None, "Creator": None, "Producer": None}
-LONGEST_NAME = 24
-"""How many letters of a name figures have."""
-
-SHOWN = {"higher": figures.COLORS["blue"], "lower": figures.COLORS["orange"], "": figures.MUTED}
-"""The color of a difference: above zero, below it, or neither shown."""
+VERDICT_COLORS = {"higher": style.COLORS["blue"], "lower": style.COLORS["orange"]}
+"""The colors of significant differences; others are gray."""
 
 DIVERGING = LinearSegmentedColormap.from_list("improvement", ["#e8a06b", "#ffffff", "#6ba9d6"])
 """From the worse of a pair over neither to the better; light enough for dark text."""
 
 
-def draw(content: Content) -> dict[str, Figure]:
+def draw_figures(content: Content) -> dict[str, Figure]:
     """The figures by name; those that the runs do not suffice for are left out."""
     drawn: dict[str, Figure] = {}
-    labels = drawable(content.collection.arms) | drawable(content.collection.envs)
+    labels = shorten_labels(content.collection.arms) | shorten_labels(content.collection.envs)
     found = [cell.curve for cell in content.cells.values() if cell.curve is not None]
     if found:
-        drawn["curves"] = curves.draw([replace(each, label=labels[each.label], env=labels[each.env]) for each in found])
-    gains = gains_of(content)
+        drawn["curves"] = draw_curves([replace(each, label=labels[each.label], env=labels[each.env]) for each in found])
+    gains = collect_gains(content)
     if gains:
         drawn["differences"] = draw_gains(gains, content.nearest)
     if content.results.aggregates is not None:
@@ -51,25 +51,13 @@ def draw(content: Content) -> dict[str, Figure]:
     return drawn
 
 
-def drawable(names: Iterable[str]) -> dict[str, str]:
-    """Names as figures can have them: not too long, without signs that cannot be drawn, and still all different."""
-    found: dict[str, str] = {}
-    for name in names:
-        plain = "".join(sign if sign.isprintable() else " " for sign in name)
-        short = plain if len(plain) <= LONGEST_NAME else f"{plain[: LONGEST_NAME - 1]}…"
-        label = short.replace("$", r"\$")  # what stands between two of them would be taken for a formula
-        select_action = sum(other.startswith(label) for other in found.values()) if label in found.values() else 0
-        found[name] = f"{label} ({select_action + 1})" if select_action else label
-    return found
-
-
-def write(content: Content, folder: Path) -> list[Path]:
+def write_figures(content: Content, folder: Path) -> list[Path]:
     """Save each figure as PNG, SVG and PDF; the paths are returned, and the same content gives the same bytes."""
     paths = []
-    for name, figure in draw(content).items():
-        paths += figures.save(figure, folder, name)
+    for name, figure in draw_figures(content).items():
+        paths += style.save(figure, folder, name)
         paths.append(folder / f"{name}.pdf")
-        with mpl.rc_context(figures.STYLE | PDF):
+        with mpl.rc_context(style.STYLE | PDF):
             figure.savefig(paths[-1], metadata=UNDATED)
     return paths
 
@@ -80,11 +68,11 @@ def write_pdf(content: Content, file: Path) -> None:
     Raises:
         ValueError: There is no figure to draw.
     """
-    drawn = draw(content)
+    drawn = draw_figures(content)
     if not drawn:
         raise ValueError(f"{content.collection.folder} has no evaluation that could be drawn; leave out --pdf")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(figures.STYLE | PDF), PdfPages(file, metadata=UNDATED) as pages:
+    with mpl.rc_context(style.STYLE | PDF), PdfPages(file, metadata=UNDATED) as pages:
         for figure in drawn.values():
             pages.savefig(figure)
 
@@ -92,114 +80,111 @@ def write_pdf(content: Content, file: Path) -> None:
 def draw_aggregates(aggregates: Aggregates) -> Figure:
     """A panel for each statistic, with the interval of each algorithm."""
     arms = list(aggregates.profiles)
-    labels = drawable(arms)
-    looks = curves.line_styles(list(labels.values()))
-    with mpl.rc_context(figures.STYLE):
+    labels = shorten_labels(arms)
+    styles = choose_line_styles(list(labels.values()))
+    with mpl.rc_context(style.STYLE):
         figure = Figure(figsize=(6.8, 0.85 + 0.24 * len(arms)), layout="constrained")
         panels = figure.subplots(1, len(aggregates.statistics), sharey=True)
         for axis, (name, by_arm) in zip(panels, aggregates.statistics.items(), strict=True):
             for place, arm in enumerate(arms):
-                _draw_interval(axis, place, by_arm[arm], looks[labels[arm]][0])
+                _draw_interval(axis, place, by_arm[arm], styles[labels[arm]].color)
             axis.set_title(name)
-            axis.set_yticks(range(len(arms)), list(labels.values()))
-            _style_rows(axis, len(arms))
-        figure.supxlabel(f"normalized score{_over(aggregates)}", fontsize=8)
+            _label_rows(axis, list(labels.values()))
+        figure.supxlabel(f"normalized score{_describe_runs(aggregates)}", fontsize=8)
     return figure
 
 
-def gains_of(content: Content) -> dict[str, dict[str, Estimate]]:
+def collect_gains(content: Content) -> dict[str, dict[str, Difference]]:
     """Paired differences from the nearest algorithm, by the heading of their panel and the algorithm."""
-    labels = drawable(content.few_envs)
+    labels = shorten_labels(content.few_envs)
     panels = {f"{labels[env]}\nreturn": content.results.gains(content.nearest, env) for env in content.few_envs}
     if len(content.collection.envs) > 1:
         panels["all tasks\nnormalized score"] = content.results.gains(content.nearest, None)
     return {title: found for title, found in panels.items() if found}
 
 
-def draw_gains(gains: Mapping[str, Mapping[str, Estimate]], nearest: Mapping[str, str]) -> Figure:
+def draw_gains(gains: Mapping[str, Mapping[str, Difference]], nearest: Mapping[str, str]) -> Figure:
     """A panel for each task: how far algorithms end above those that are nearest to them, with intervals."""
-    names = drawable(dict.fromkeys([*nearest.values(), *nearest]))
+    names = shorten_labels(dict.fromkeys([*nearest.values(), *nearest]))
     arms = [arm for arm in nearest if any(arm in found for found in gains.values())]
-    with mpl.rc_context(figures.STYLE):
+    with mpl.rc_context(style.STYLE):
         figure = Figure(figsize=(max(3.4, 1.4 + 1.5 * len(gains)), 0.95 + 0.26 * len(arms)), layout="constrained")
         panels = figure.subplots(1, len(gains), sharey=True, squeeze=False)[0]
         for axis, (title, found) in zip(panels, gains.items(), strict=True):
-            axis.axvline(0, color=figures.INK, lw=0.8)
-            for arm, estimate in found.items():
-                _draw_interval(axis, arms.index(arm), estimate, SHOWN[estimate.shown])
+            axis.axvline(0, color=style.INK, lw=0.8)
+            for arm, (interval, _) in found.items():
+                _draw_interval(axis, arms.index(arm), interval, VERDICT_COLORS.get(interval.verdict, style.MUTED))
             axis.set_title(title, fontsize=8)
-            axis.set_yticks(range(len(arms)), [f"{names[arm]} − {names[nearest[arm]]}" for arm in arms])
-            _style_rows(axis, len(arms))
-            furthest = 1.08 * max(abs(end) for each in found.values() for end in each[:3] if end is not None)
+            _label_rows(axis, [f"{names[arm]} − {names[nearest[arm]]}" for arm in arms])
+            furthest = 1.08 * max(abs(end) for each, _ in found.values() for end in each if math.isfinite(end))
             axis.set_xlim(-furthest or -1, furthest or 1)
         figure.supxlabel("difference of the last evaluations, paired by seed; bars: 95% intervals", fontsize=8)
     return figure
 
 
-def _style_rows(axis: Axes, count: int) -> None:
-    """The look of a panel with a row for each algorithm."""
-    axis.set_ylim(count - 0.4, -0.6)
+def _label_rows(axis: Axes, labels: Sequence[str]) -> None:
+    """The look of a panel with a row for each label."""
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.tick_params(left=False)
     axis.spines["left"].set_visible(False)
-    axis.grid(axis="x", lw=0.3, color=figures.MUTED, alpha=0.5)
-    axis.set_axisbelow(True)
+    light_grid(axis, "x")
     axis.margins(x=0.08)
     axis.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _draw_interval(axis: Axes, place: int, estimate: Estimate, color: str) -> None:
-    if estimate.low is not None and estimate.high is not None:
-        axis.plot([estimate.low, estimate.high], [place, place], color=color, lw=5, alpha=0.35, solid_capstyle="butt")
-    axis.plot([estimate.value], [place], "|", color=color, ms=9, mew=2)
+def _draw_interval(axis: Axes, place: int, interval: Interval, color: str) -> None:
+    if interval.bounded:
+        axis.plot(interval[1:], [place, place], color=color, lw=5, alpha=0.35, solid_capstyle="butt")
+    axis.plot([interval.value], [place], "|", color=color, ms=9, mew=2)
 
 
-def _over(aggregates: Aggregates) -> str:
+def _describe_runs(aggregates: Aggregates) -> str:
     """Over how many tasks and runs, and what the bars are."""
     tasks = len(aggregates.references)
-    first = next(iter(aggregates.statistics.values()))
-    runs = sorted({estimate.runs for estimate in first.values()})
+    runs = sorted(set(aggregates.runs.values()))
     number = f"{runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-    bars = any(estimate.low is not None for estimate in first.values())
+    bars = any(each.bounded for by_arm in aggregates.statistics.values() for each in by_arm.values())
     each = f"{tasks} task{'s' * (tasks > 1)}, {number} run{'s' * (runs[-1] > 1)} each"
     return f" ({each}{'; bars: 95% bootstrap intervals' if bars else ''})"
 
 
 def draw_profiles(aggregates: Aggregates) -> Figure:
     """The share of runs above each normalized score."""
-    labels = drawable(aggregates.profiles)
-    looks = curves.line_styles(list(labels.values()))
-    with mpl.rc_context(figures.STYLE):
+    labels = shorten_labels(aggregates.profiles)
+    styles = choose_line_styles(list(labels.values()))
+    with mpl.rc_context(style.STYLE):
         figure = Figure(figsize=(4.6, 3.0), layout="constrained")
         axis = figure.subplots()
         for arm, profile in aggregates.profiles.items():
-            color, line = looks[labels[arm]]
+            color, _, line = styles[labels[arm]]
             axis.step(aggregates.thresholds, profile.share, where="post", color=color, ls=line, lw=1.6)
-            if profile.low is not None and profile.high is not None:
+            if profile.bounded:
                 ends = (profile.low, profile.high)
                 axis.fill_between(aggregates.thresholds, *ends, color=color, alpha=0.1, lw=0, step="post")
         axis.set_xlim(aggregates.thresholds[0], aggregates.thresholds[-1])
         axis.set_ylim(0, 1.02)
         axis.set_xlabel("normalized score")
         axis.set_ylabel("share of runs above")
-        axis.grid(lw=0.3, color=figures.MUTED, alpha=0.5)
-        handles = [Line2D([], [], color=color, ls=line, label=arm) for arm, (color, line) in looks.items()]
+        axis.grid(lw=0.3, color=style.MUTED, alpha=0.5)
+        handles = [Line2D([], [], color=color, ls=line, label=arm) for arm, (color, _, line) in styles.items()]
         figure.legend(handles=handles, loc="outside right upper", handlelength=2.6)
     return figure
 
 
-def draw_improvement(improvement: Mapping[Place, Estimate]) -> Figure:
+def draw_improvement(improvement: Mapping[Place, Interval]) -> Figure:
     """A matrix: how probably the algorithm of a row ends above that of a column."""
     arms = list(dict.fromkeys(arm for pair in improvement for arm in pair))
     values = np.full((len(arms), len(arms)), np.nan)
     for (first, second), estimate in improvement.items():
         values[arms.index(first), arms.index(second)] = estimate.value
-    with mpl.rc_context(figures.STYLE):
+    with mpl.rc_context(style.STYLE):
         figure = Figure(figsize=(1.5 + 0.78 * len(arms), 1.1 + 0.46 * len(arms)), layout="constrained")
         axis = figure.subplots()
         axis.imshow(values, cmap=DIVERGING, vmin=0, vmax=1, aspect="auto")
         for (first, second), estimate in improvement.items():
             _write_probability(axis, arms.index(second), arms.index(first), estimate)
-        labels = list(drawable(arms).values())
+        labels = list(shorten_labels(arms).values())
         axis.set_yticks(range(len(arms)), labels)
         axis.set_xticks(range(len(arms)), labels, rotation=25, ha="left", rotation_mode="anchor")
         axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
@@ -208,14 +193,10 @@ def draw_improvement(improvement: Mapping[Place, Estimate]) -> Figure:
     return figure
 
 
-def _write_probability(axis: Axes, x: int, y: int, estimate: Estimate) -> None:
-    bounded = estimate.low is not None and estimate.high is not None
-    decided = estimate.low is not None and estimate.high is not None and not estimate.low <= 0.5 <= estimate.high
-    weight = "bold" if decided else "normal"
-    up = -0.12 if bounded else 0.0
-    axis.text(
-        x, y + up, f"{estimate.value:.2f}", ha="center", va="center", fontsize=7.5, weight=weight, color=figures.INK
-    )
-    if bounded:
-        ends = f"[{estimate.low:.2f}, {estimate.high:.2f}]"
-        axis.text(x, y + 0.24, ends, ha="center", va="center", fontsize=5.5, color=figures.INK)
+def _write_probability(axis: Axes, x: int, y: int, interval: Interval) -> None:
+    weight = "bold" if interval.excludes(0.5) else "normal"
+    look: Any = {"ha": "center", "va": "center", "color": style.INK}
+    up = -0.12 if interval.bounded else 0.0
+    axis.text(x, y + up, f"{interval.value:.2f}", fontsize=7.5, weight=weight, **look)
+    if interval.bounded:
+        axis.text(x, y + 0.24, interval.format_ends(".2f"), fontsize=5.5, **look)

@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from importlib import resources
 
-from qemrl.report import details, overview, sections
-from qemrl.report.charts import LineStyle
+from qemrl.plotting.style import LineStyle
+from qemrl.report import details, sections
+from qemrl.report.charts import PageBuilder, dark_color, svg_dash
 from qemrl.report.content import Content
-from qemrl.report.drawing import Drawing
-from qemrl.report.markup import Html, as_script, element, joined
+from qemrl.report.markup import Html, dump_script, element, join
 
-SECTIONS: Mapping[str, tuple[str, Callable[[Drawing], Html | None]]] = {
-    "overview": ("Overview", overview.overview),
+SECTIONS: Mapping[str, tuple[str, Callable[[PageBuilder], Html | None]]] = {
+    "overview": ("Overview", details.overview),
     "curves": ("Learning curves", sections.learning_curves),
     "final": ("Final scores", sections.final_scores),
     "aggregates": ("Over all tasks", sections.aggregates),
@@ -31,10 +31,10 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Drawing], Html | None]]] = {
 """The title and the maker of each section, in the order of the page; one that has nothing to show is left out."""
 
 
-def page(content: Content) -> str:
+def make_page(content: Content) -> str:
     """The page as HTML; the same content gives the same page."""
-    drawing = Drawing(content)
-    bodies = {name: body for name, (_, make) in SECTIONS.items() if (body := make(drawing)) is not None}
+    builder = PageBuilder(content)
+    bodies = {name: body for name, (_, make) in SECTIONS.items() if (body := make(builder)) is not None}
     links = [element("li", {}, element("a", {"href": f"#{name}"}, SECTIONS[name][0])) for name in bodies]
     title = f"Report: {content.collection.folder.resolve().name}"
     parts = [
@@ -45,35 +45,35 @@ def page(content: Content) -> str:
     ]
     for name, body in bodies.items():
         heading = element("h2", {"id": f"{name}-title"}, SECTIONS[name][0])
-        parts.append(element("section", {"id": name, "aria-labeledby": f"{name}-title"}, heading, body))
-    style = _own("page.css") + _colors(list(drawing.looks.values()))
-    script = _own("page.js")
+        parts.append(element("section", {"id": name, "aria-labelledby": f"{name}-title"}, heading, body))
+    sheet = _read_own("page.css") + _color_rules(list(builder.styles.values()))
+    script = _read_own("page.js")
     head = [
         element("meta", {"charset": "utf-8"}),
-        element("meta", {"http-equiv": "Content-Security-Policy", "content": _policy(style, script)}),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": _policy(sheet, script)}),
         element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
         element("meta", {"name": "referrer", "content": "no-referrer"}),
         element("title", {}, title),
         element("link", {"rel": "icon", "href": "data:,"}),
-        element("style", {}, Html(style)),
+        element("style", {}, Html(sheet)),
     ]
-    arms = [{"name": arm, "dash": look.dash} for arm, look in drawing.looks.items()]
-    data = Html(as_script({"arms": arms, "charts": drawing.charts}))
+    arms = [{"name": arm, "dash": svg_dash(style)} for arm, style in builder.styles.items()]
+    data = Html(dump_script({"arms": arms, "charts": builder.charts}))
     scripts = [element("script", {"type": "application/json", "id": "data"}, data), element("script", {}, Html(script))]
     body = element("body", {}, element("main", {}, *parts), *scripts)
     whole = element("html", {"lang": "en"}, element("head", {}, *head), body)
-    return joined([Html("<!doctype html>\n"), whole, Html("\n")]).text
+    return join(Html("<!doctype html>\n"), whole, Html("\n")).text
 
 
-def _own(name: str) -> str:
+def _read_own(name: str) -> str:
     """A file of this package."""
     return (resources.files("qemrl.report") / name).read_text(encoding="utf-8")
 
 
-def _colors(looks: list[LineStyle]) -> str:
+def _color_rules(styles: list[LineStyle]) -> str:
     """The color of each algorithm, and the shades of probabilities from 0 to 1."""
-    light = "".join(f".arm-{place}{{--arm:{look.color}}}\n" for place, look in enumerate(looks))
-    dark = "".join(f".arm-{place}{{--arm:{look.dark}}}\n" for place, look in enumerate(looks))
+    light = "".join(f".arm-{place}{{--arm:{style.color}}}\n" for place, style in enumerate(styles))
+    dark = "".join(f".arm-{place}{{--arm:{dark_color(style)}}}\n" for place, style in enumerate(styles))
     shades = ""
     for place in range(11):
         side = "--warm" if place < 5 else "--cool"
@@ -82,13 +82,13 @@ def _colors(looks: list[LineStyle]) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    def known(text: str) -> str:
+    def hash_source(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     rules = {
         "default-src": "'none'",
-        "script-src": known(script),
-        "style-src": known(style),
+        "script-src": hash_source(script),
+        "style-src": hash_source(style),
         "img-src": "data:",
         "base-uri": "'none'",
         "form-action": "'none'",

@@ -1,4 +1,4 @@
-"""What saved agents expect of an episode that begins, beside what they got in their last evaluation."""
+"""What saved agents predict at the start of an episode, beside what they got in their last evaluation."""
 
 import json
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl import api
+from qemrl.experiments.episodes import distribution_kind
 from qemrl.experiments.runs import Cell, RunRecord
-from qemrl.experiments.show import kind_of
 from qemrl.training.checkpoint import CheckpointError
 from qemrl.training.loops import evaluation_envs
 
@@ -20,7 +20,7 @@ EPISODE_SEED = 0
 
 
 @dataclass(frozen=True)
-class Action:
+class ActionPrediction:
     """The return distribution that an agent predicts for one action, as a distribution function."""
 
     name: str
@@ -33,7 +33,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class AgentPrediction:
     """What one saved agent expects, and what it got."""
 
     arm: str
@@ -46,7 +46,7 @@ class Predicted:
     """`quantiles`, `categorical`, or `scalar` (an agent that estimates Q only)."""
 
     discount: float
-    actions: tuple[Action, ...]
+    actions: tuple[ActionPrediction, ...]
     best: int
     """The action that the agent prefers."""
 
@@ -55,25 +55,23 @@ class Predicted:
     """The sorted returns of the last evaluation; empty if its episodes were not kept."""
 
 
-def first_seeds(cells: Iterable[Cell]) -> list[tuple[RunRecord, int]]:
-    """For each algorithm and task the run with a checkpoint that has the lowest seed, and that seed."""
+def find_saved_agents(cells: Iterable[Cell]) -> list[RunRecord]:
+    """For each algorithm and task the run with a checkpoint that has the lowest seed."""
     chosen = []
     for cell in cells:
         saved = [run for run in cell.runs if any((run.path / "checkpoints").glob("step_*"))]
-        if saved:
-            run = min(saved, key=lambda run: run.config.seed)
-            chosen.append((run, run.config.seed))
+        chosen += sorted(saved, key=lambda run: run.config.seed)[:1]
     return chosen
 
 
-def predict(run: RunRecord, seed: int) -> Predicted:
-    """What the agent of a run expects at the first observation of an episode.
+def predict_returns(run: RunRecord) -> AgentPrediction:
+    """What the agent of a run's first seed expects at the first observation of an episode.
 
     Raises:
         ValueError: The agent cannot be loaded, or its environment not be made.
     """
     try:
-        agent = api.load(run.path, seed)
+        agent = api.load(run.path, run.config.seed)
         envs = evaluation_envs(agent.config, 1)
     except (CheckpointError, ImportError, OSError, gymnasium.error.Error) as error:
         raise ValueError(str(error)) from error
@@ -82,25 +80,30 @@ def predict(run: RunRecord, seed: int) -> Predicted:
     finally:
         envs.close()
     q = np.asarray(agent.q(observation), np.float64)
-    evaluated_at, evaluation = _last_evaluation(run.path / "evaluations", seed)
-    return Predicted(
+    evaluated_at, evaluation = _read_last_evaluation(run.path / "evaluations", run.config.seed)
+    return AgentPrediction(
         arm=run.arm,
         env=run.config.env,
-        seed=seed,
+        seed=run.config.seed,
         step=agent.steps,
-        kind=kind_of(agent),
+        kind=distribution_kind(agent),
         discount=float(run.config.agent.discount),
-        actions=tuple(_actions(agent, observation, q)),
+        actions=tuple(_predict_actions(agent, observation, q)),
         best=int(q.argmax()),
         evaluated_at=evaluated_at,
         evaluation=evaluation,
     )
 
 
-def _actions(agent: api.TrainableAgent, observation: np.ndarray, q: Float[np.ndarray, " actions"]) -> list[Action]:
+def _predict_actions(
+    agent: api.TrainableAgent, observation: np.ndarray, q: Float[np.ndarray, " actions"]
+) -> list[ActionPrediction]:
     names = [f"action {number}" for number in range(len(q))] if agent.spec.box is None else ["the policy's action"]
-    if kind_of(agent) == "scalar":
-        return [Action(name, float(mean), np.array([mean]), np.ones(1)) for name, mean in zip(names, q, strict=True)]
+    if distribution_kind(agent) == "scalar":
+        return [
+            ActionPrediction(name, float(mean), np.array([mean]), np.ones(1))
+            for name, mean in zip(names, q, strict=True)
+        ]
     dist = agent.predict_distribution(observation)
     values = np.asarray(dist.values, np.float64)
     # Quantiles may cross; the distribution that they describe has them in order.
@@ -111,10 +114,10 @@ def _actions(agent: api.TrainableAgent, observation: np.ndarray, q: Float[np.nda
     else:
         probs = np.broadcast_to(np.asarray(dist.probs, np.float64), values.shape)
         shares = np.take_along_axis(probs, order, -1).cumsum(-1) / probs.sum(-1, keepdims=True)
-    return [Action(*parts) for parts in zip(names, q.tolist(), values, shares, strict=True)]
+    return [ActionPrediction(*parts) for parts in zip(names, q.tolist(), values, shares, strict=True)]
 
 
-def _last_evaluation(folder: Path, seed: int) -> tuple[int | None, Float[np.ndarray, " episodes"]]:
+def _read_last_evaluation(folder: Path, seed: int) -> tuple[int | None, Float[np.ndarray, " episodes"]]:
     files = sorted(folder.glob(f"seed_{seed}_step_*.json"))
     if not files:
         return None, np.zeros(0)

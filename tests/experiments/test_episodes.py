@@ -1,4 +1,4 @@
-"""Episodes looked at closely: the same episode again, what is drawn of it, and what is written down."""
+"""Episodes step by step: the same episode again, what is drawn of it, and what is written down."""
 
 import csv
 import itertools
@@ -10,9 +10,15 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from qemrl import api
 from qemrl.estimators import QEM, TailVariance, crossing_rate, r_squared
-from qemrl.experiments import show
-from qemrl.experiments.episodes import CannotDrawError, Moment, play_episode
-from qemrl.experiments.show import Episode, StepPrediction, _collect, draw, watch, write
+from qemrl.experiments.episodes import (
+    CannotDrawError,
+    Moment,
+    _collect,
+    play_episode,
+    watch_episode,
+    write_episode,
+)
+from qemrl.plotting.distributions import PALETTE, Episode, StepPrediction, choose_colors, draw_episode
 
 SMALL = {"network.widths": (16,), "replay.capacity": 400, "learning_starts": 64, "batch_size": 16}
 
@@ -26,7 +32,7 @@ def trained(tmp_path_factory) -> api.TrainableAgent:
 
 @pytest.fixture(scope="module")
 def episode(trained) -> Episode:
-    return watch(trained, seed=5)
+    return watch_episode(trained, seed=5)
 
 
 def test_the_same_seed_gives_the_same_episode_and_another_one_another(trained):
@@ -56,7 +62,7 @@ def test_an_episode_is_what_the_agent_meets_and_does(trained):
     assert not np.array_equal(frames[0], frames[-1])
 
 
-def test_glances_have_the_numbers_of_the_distributions(trained, episode):
+def test_predictions_have_the_numbers_of_the_distributions(trained, episode):
     assert [prediction.step for prediction in episode.predictions] == sorted(
         {prediction.step for prediction in episode.predictions}
     )
@@ -78,7 +84,7 @@ def test_glances_have_the_numbers_of_the_distributions(trained, episode):
 
 
 def test_the_figure_has_a_frame_and_a_panel_for_each_moment_and_two_strips(episode):
-    figure = draw(episode)
+    figure = draw_episode(episode)
     assert len(figure.axes) == 5 + 5 + 2
     titles = [axis.get_title() for axis in figure.axes]
     for number, prediction in enumerate(episode.predictions, 1):
@@ -92,7 +98,7 @@ def test_the_figure_has_a_frame_and_a_panel_for_each_moment_and_two_strips(episo
 
 
 def test_what_is_drawn_is_written_down(episode, tmp_path):
-    paths = write(episode, tmp_path)
+    paths = write_episode(episode, tmp_path)
     assert [path.name for path in paths] == ["figure.png", "figure.svg", "data.csv", "distributions.csv"]
     with paths[2].open(encoding="utf-8") as file:
         steps = list(csv.DictReader(file))
@@ -118,7 +124,7 @@ def test_what_is_drawn_is_written_down(episode, tmp_path):
 )
 def test_every_preset_can_be_watched_on_both_kinds_of_environment(preset, env, kind, tmp_path):
     agent = api.load(api.make(preset, env=env, overrides=SMALL).save(tmp_path / "run"))
-    episode = watch(agent, seed=1, predictions=3)
+    episode = watch_episode(agent, seed=1, predictions=3)
     assert episode.kind == kind
     assert f"{preset} on {env}, seed 0: an episode of {len(episode.q)} steps" in episode.title
     for prediction in episode.predictions:
@@ -131,8 +137,8 @@ def test_every_preset_can_be_watched_on_both_kinds_of_environment(preset, env, k
         assert own is not None
         np.testing.assert_allclose(own, episode.q[prediction.step], rtol=1e-3, atol=1e-4)
     panels = 3 * (1 if kind == "scalar" else 2) + 2
-    assert len(draw(episode).axes) == panels
-    names = {path.name for path in write(episode, tmp_path / "out")}
+    assert len(draw_episode(episode).axes) == panels
+    names = {path.name for path in write_episode(episode, tmp_path / "out")}
     assert ("distributions.csv" in names) == (kind != "scalar")
 
 
@@ -143,9 +149,9 @@ def test_an_environment_without_pictures_is_shown_without_frames(trained, monkey
     monkeypatch.setattr(CartPoleEnv, "render", render)
     with pytest.raises(CannotDrawError, match="CartPole-v1 gives no pictures: pygame is not installed"):
         next(play_episode(trained, 0, render=True))
-    episode = watch(trained, seed=0, predictions=2)
+    episode = watch_episode(trained, seed=0, predictions=2)
     assert "gives no pictures" in episode.note
-    figure = draw(episode)
+    figure = draw_episode(episode)
     assert len(figure.axes) == 2 + 2
     assert figure.axes[0].get_title().startswith("1: step 0\n")
 
@@ -177,17 +183,17 @@ def test_of_many_actions_the_most_chosen_have_colors(episode):
     many = Episode(
         "many", "quantiles", tuple(map(str, range(count))), q, actions, np.ones(len(actions)), [prediction], ""
     )
-    colors = show._colors(many)
-    named = {action for action, color in colors.items() if color in show.PALETTE}
+    colors = choose_colors(many)
+    named = {action for action, color in colors.items() if color in PALETTE}
     assert named == {17, 3, 9, 0, 1, 2}
     assert len({colors[action] for action in named}) == 6
-    labels = [text.get_text() for text in draw(many).legends[0].get_texts()]
+    labels = [text.get_text() for text in draw_episode(many).legends[0].get_texts()]
     assert "other actions" in labels
-    assert "other actions" not in [text.get_text() for text in draw(episode).legends[0].get_texts()]
+    assert "other actions" not in [text.get_text() for text in draw_episode(episode).legends[0].get_texts()]
 
 
 def test_bad_requests_are_refused(trained):
     with pytest.raises(ValueError, match=r"must lie in \[0, 2³²\), got -1"):
         next(play_episode(trained, -1, render=False))
     with pytest.raises(ValueError, match="at least one prediction, got 0"):
-        watch(trained, 0, 0)
+        watch_episode(trained, 0, 0)

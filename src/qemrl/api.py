@@ -293,7 +293,7 @@ def make(
 
     Args:
         preset: A name of `qemrl list`.
-        env: The id of a Gymnasium or of a compiled environment.
+        env: The id of a Gymnasium or of a JAX environment.
         seed: The seed of all randomness.
         num_envs: Environments side by side.
         overrides: Other settings by dotted name, such as {"estimator.order": 2, "replay.n_step": 3}.

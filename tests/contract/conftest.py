@@ -20,7 +20,7 @@ from small_loops import LEARNERS, compiled_loop, host_loop, tiny
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import AgentState
 from qemrl.distributional.representations import ImplicitQuantiles
-from qemrl.envs.gym.hosted import hosted
+from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
 from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.probes import PROBES
 from qemrl.training.accumulator import Accumulator
@@ -110,7 +110,7 @@ class System:
 
     @cached_property
     def host(self) -> HostLoop:
-        return host_loop(self.config, partial(hosted, mixed_probes(self.host_probes)), NUM_ENVS, SEEDS[0])
+        return host_loop(self.config, partial(JaxEnvAdapter, mixed_probes(self.host_probes)), NUM_ENVS, SEEDS[0])
 
     @cached_property
     def host_start(self) -> AgentState:

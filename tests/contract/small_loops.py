@@ -13,7 +13,7 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.ensembles import PooledTruncation
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.envs.gym.host_envs import make_host_envs
-from qemrl.envs.jax.compiled import CompiledEnv
+from qemrl.envs.jax.env import JaxEnv
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
@@ -96,7 +96,7 @@ def _few_levels(representation: Any, kappa: float) -> Any:
 
 
 def compiled_loop(
-    config: AgentConfig, env: CompiledEnv, num_envs: int, seeds: tuple[int, ...], evaluation_episodes: int
+    config: AgentConfig, env: JaxEnv, num_envs: int, seeds: tuple[int, ...], evaluation_episodes: int
 ) -> CompiledLoop:
     """The compiled loop around an agent of this configuration."""
     return CompiledLoop(

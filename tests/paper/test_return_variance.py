@@ -11,7 +11,8 @@ from scipy.special import ndtri
 
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
+from qemrl.envs.jax.env import JaxEnv, Outcome
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.envs.jax.probes import REWARD_STD
 from qemrl.estimators import midpoints
 from qemrl.exploration import EpsilonGreedy, LeftTruncatedStdBonus
@@ -116,7 +117,7 @@ def test_learned_quantiles_are_those_of_the_policys_actions():
     np.testing.assert_allclose(values, np.broadcast_to([[[1.0], [0.0]]], values.shape), atol=0.05)
 
 
-def coin(stop: float) -> CompiledEnv:
+def coin(stop: float) -> JaxEnv:
     """Pays 1 or 0 by a fair coin at each step, and ends with the chance `stop`; what is seen is how many there were."""
 
     def seen(state):
@@ -128,16 +129,16 @@ def coin(stop: float) -> CompiledEnv:
         return Outcome(state + 1, seen(state + 1), heads.astype(jnp.float32), ends, jnp.bool_(False))
 
     spec = EnvSpec("coin", (1,), "float32", 2, low=(-1.0,), high=(1.0,))
-    return CompiledEnv(spec, lambda _: (jnp.int32(0), seen(jnp.int32(0))), step, lambda _: np.zeros((1, 1, 3)))
+    return JaxEnv(spec, lambda _: (jnp.int32(0), seen(jnp.int32(0))), step, lambda _: np.zeros((1, 1, 3)))
 
 
-def player_of(env: CompiledEnv, discount: float) -> Player:
+def player_of(env: JaxEnv, discount: float) -> Player:
     config = replace(agent_run("probe/4", 0, 0).agent, network=NetworkConfig(widths=(4,)))
     agent = make_agent(config, env.spec)
     return Player(agent, agent.init(jax.random.key(0)).params, env, discount)
 
 
-def returns_of(env: CompiledEnv, discount: float, places: int, count: int) -> np.ndarray:
+def returns_of(env: JaxEnv, discount: float, places: int, count: int) -> np.ndarray:
     table = Table(player_of(env, discount), places, count)
     start = Places(*jax.vmap(env.reset)(jax.random.split(jax.random.key(1), places)))
     shares = []
@@ -171,7 +172,7 @@ def test_rollouts_stop_where_the_discount_is_negligible():
 
 
 def test_rollouts_of_the_probe_with_a_random_reward():
-    returns = returns_of(make_compiled("probe/7"), 0.99, 3, 1_000)
+    returns = returns_of(make_jax_env("probe/7"), 0.99, 3, 1_000)
     np.testing.assert_allclose(returns.std(-1), REWARD_STD, rtol=0.1)
     assert len(np.unique(returns)) == returns.size
 
@@ -218,7 +219,7 @@ def test_an_agent_is_trained_to_the_end_of_its_run(monkeypatch):
 
 
 def test_quantiles_are_those_of_the_greedy_action():
-    player = player_of(make_compiled("probe/4"), 0.99)
+    player = player_of(make_jax_env("probe/4"), 0.99)
     observations = jnp.linspace(-1, 1, 6, dtype=jnp.float32)[:, None]
     values = np.asarray(player.agent.predict_distribution(player.params, observations).values)[:, 0]
     best = values.mean(-1).argmax(-1)

@@ -14,7 +14,7 @@ VECTOR = EnvSpec("vector", (3,), "float32", 4)
 
 
 def stacked(steps: list[Step]) -> Step:
-    """Steps along a new first axis, in the dtypes of a compiled environment."""
+    """Steps along a new first axis, in the dtypes of a JAX environment."""
     together = jax.tree.map(lambda *arrays: jnp.stack(arrays), *steps)
     return together._replace(action=together.action.astype(jnp.int32))
 

@@ -23,7 +23,7 @@ USAGE = """usage: qemrl train PRESET --env ID [options]
 Train an agent. Every setting is an option; which there are, and their defaults, depends on preset and environment:
 qemrl train PRESET --env ID --help shows them all. The most important ones:
 
-  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or a compiled one
+  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or one in JAX
                      (minatar/breakout, jax/cartpole, jax/pendulum)
   --steps N          how many steps each seed learns for
   --seed S           the first seed

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import Agent, AgentState, View
-from qemrl.envs.jax.compiled import CompiledEnv, autoreset_step
+from qemrl.envs.jax.env import JaxEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.accumulator import Accumulator
 from qemrl.training.checkpoint import flatten, unflatten
@@ -62,7 +62,7 @@ class CompiledLoop:
     def __init__(
         self,
         agent: Agent,
-        env: CompiledEnv,
+        env: JaxEnv,
         replay: DeviceReplay,
         schedule: StepSchedule,
         batch_size: int,

@@ -16,7 +16,7 @@ from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTrunc
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
 from qemrl.envs.gym.host_envs import is_atari
-from qemrl.envs.jax.compiled import is_compiled
+from qemrl.envs.jax.registry import is_jax_env
 from qemrl.estimators import (
     CPW,
     QEM,
@@ -130,7 +130,7 @@ class RunConfig:
     @property
     def is_compiled(self) -> bool:
         """Whether the environment runs in the compiled loop."""
-        return is_compiled(self.env)
+        return is_jax_env(self.env)
 
     def next_record(self, step: int) -> int:
         """The step of the record after `step`."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import Agent, View
 from qemrl.envs.gym.host_envs import HostEnvs
-from qemrl.envs.jax.compiled import CompiledEnv
+from qemrl.envs.jax.env import JaxEnv
 from qemrl.networks.layers import Key
 from qemrl.training.randomness import Keys
 from qemrl.types import Actions
@@ -78,7 +78,7 @@ class Play(NamedTuple):
 
 
 def play_compiled(
-    agent: Agent, env: CompiledEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
+    agent: Agent, env: JaxEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
 ) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
     """Returns and lengths of episodes, played side by side until the last of them has ended; may be compiled."""
     start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))

@@ -14,8 +14,8 @@ import numpy as np
 from qemrl.agents.agent import Agent
 from qemrl.agents.presets import make_agent
 from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
-from qemrl.envs.gym.hosted import hosted_id
-from qemrl.envs.jax.compiled import COMPILED, make_compiled
+from qemrl.envs.gym.jax_adapter import gymnasium_id
+from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
 from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
 from qemrl.training import checkpoint
@@ -183,7 +183,7 @@ class HostRun:
 def describe_environment(config: RunConfig) -> EnvSpec:
     """What an agent must know of the run's environment."""
     if config.is_compiled:
-        return make_compiled(config.env).spec
+        return make_jax_env(config.env).spec
     envs = _envs(config, 1)
     try:
         return envs.spec
@@ -217,7 +217,7 @@ def make_loop(config: RunConfig) -> CompiledRun | HostRun:
 
 
 def _compiled_loop(config: RunConfig) -> CompiledLoop:
-    env, agent = make_compiled(config.env), config.agent
+    env, agent = make_jax_env(config.env), config.agent
     return CompiledLoop(
         make_agent(agent, env.spec),
         env,
@@ -252,7 +252,7 @@ def _host_loops(config: RunConfig) -> list[HostLoop]:
 
 
 def _envs(config: RunConfig, count: int) -> HostEnvs:
-    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(COMPILED))
+    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(JAX_ENVS))
 
 
 class Learned(NamedTuple):
@@ -318,12 +318,12 @@ class Player:
         return play_hosted(self.act, start, params, envs, Keys.of(seed), step, watch)
 
     def _play_compiled(self, keys: Keys, params: Any, step: Any, episodes: int) -> tuple[Any, Any]:
-        return play_compiled(self.agent, make_compiled(self.config.env), keys, params, step, episodes)
+        return play_compiled(self.agent, make_jax_env(self.config.env), keys, params, step, episodes)
 
 
 def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:
     """Environments to evaluate in: lost lives end nothing there. Compiled ones are behind Gymnasium's interface."""
     protocol = None if config.protocol is None else config.protocol.for_evaluation()
-    env = f"qemrl.envs.gym.hosted:{hosted_id(config.env)}" if config.is_compiled else config.env
+    env = f"qemrl.envs.gym.jax_adapter:{gymnasium_id(config.env)}" if config.is_compiled else config.env
     with BUILDING:
         return make_host_envs(env, count, protocol, config.asynchronous, render)

@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from qemrl.agents.agent import Agent
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
-from qemrl.envs.jax.compiled import CompiledEnv, make_compiled
+from qemrl.envs.jax.env import JaxEnv
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import QEM, EmpiricalMean, midpoints
 from qemrl.exploration import EpsilonGreedy
 from qemrl.tabular import Learning, Policy, Quantiles, TabularMDP, learn, policy_values
@@ -97,7 +98,7 @@ class Player(NamedTuple):
 
     agent: Agent
     params: Any
-    env: CompiledEnv
+    env: JaxEnv
     discount: float
 
     def act(self, observations: Array) -> Int[Array, " games"]:
@@ -118,7 +119,7 @@ def agent_run(env: str, steps: int, seed: int) -> RunConfig:
 
 def train(config: RunConfig, learns: bool, tick: Ticks) -> Player:
     """The agent of a run after its training, or before it."""
-    env = make_compiled(config.env)
+    env = make_jax_env(config.env)
     if not learns:
         agent = make_agent(config.agent, env.spec)
         return Player(agent, jax.jit(agent.init)(Keys.of(config.seed).init).params, env, config.agent.discount)

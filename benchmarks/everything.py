@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import actor_critic, estimator, scaling, tabular, value, variance
-from qemrl.training.provenance import code_commit
+from qemrl.training.machine import code_commit
 from qemrl.training.run_directory import write_atomic
 
 Tell = Callable[[str], None]

@@ -15,7 +15,7 @@ from benchmarks.scaling import Growth, Point
 from benchmarks.tabular import TabularComparison
 from benchmarks.turns import Speed
 from benchmarks.value import TASKS
-from qemrl.training.provenance import shortened
+from qemrl.training.machine import shorten_commit
 
 
 class Sheet(NamedTuple):
@@ -83,7 +83,7 @@ def _sources(record: Mapping[str, Mapping[str, Any]], sheets: Mapping[str, list[
         judged = [each for sheet in made for each in sheet.holds if each is not None]
         kept = f"{sum(judged)} of {len(judged)}" if judged else ""
         # A commit may be marked as changed, or unknown where the package is installed.
-        commit = "" if entry["commit"] is None else shortened(entry["commit"], 7)
+        commit = "" if entry["commit"] is None else shorten_commit(entry["commit"], 7)
         rows.append((f"`{entry['command']}`", entry["date"], commit, machine, kept))
     return Sheet("", ("command", "date", "commit", "machine", ">holds"), rows)
 

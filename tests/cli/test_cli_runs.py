@@ -19,7 +19,7 @@ from qemrl.cli.runs import _configure
 from qemrl.distributional.representations import FixedQuantiles
 from qemrl.training import checkpoint
 from qemrl.training.config import read_config
-from qemrl.training.machine import machine_in_short
+from qemrl.training.machine import summarize_machine
 from qemrl.training.run_directory import RunDirectory
 
 QEMRL = Path(sys.executable).parent / "qemrl"
@@ -75,7 +75,7 @@ def test_heads_are_there_before_the_estimator_that_needs_them(words):
 def test_a_run_leaves_records_evaluations_a_checkpoint_and_a_mark(run):
     records = RunDirectory(run).read_metrics()
     assert [record["step"] for record in RunDirectory(run).read_timing()] == sorted({r["step"] for r in records})
-    assert {record["machine"] for record in RunDirectory(run).read_timing()} == {machine_in_short()}
+    assert {record["machine"] for record in RunDirectory(run).read_timing()} == {summarize_machine()}
     assert [(record["step"], record["seed"]) for record in records] == [(100, 0), (100, 1), (200, 0), (200, 1)]
     assert all("eval/mean_reward" in record and "bad_step" not in record for record in records)
     assert len(list((run / "evaluations").iterdir())) == 4

@@ -23,10 +23,9 @@ from qemrl.distributional.representations import ImplicitQuantiles
 from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
 from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.probes import PROBES
-from qemrl.training.accumulator import Accumulator
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.randomness import Keys
+from qemrl.training.schedule import Accumulator, Keys
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 NUM_ENVS = 4
@@ -96,7 +95,7 @@ class System:
         continuous = isinstance(self.config, ActorCriticConfig)
         self.probes = tuple(BOX_PROBES if continuous else PROBES)
         self.host_probes = ("c5", "c6") if continuous else ("5", "6")
-        self.keys = Keys.of(SEEDS[0])
+        self.keys = Keys.from_seed(SEEDS[0])
         self._generated: Any = None
 
     @cached_property

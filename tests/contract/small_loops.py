@@ -18,7 +18,7 @@ from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.schedule import StepSchedule, make_step_schedule
+from qemrl.training.schedule import LoopSettings, make_step_schedule
 
 DISCOUNT = 0.8
 TEMPERATURE = 0.01
@@ -103,11 +103,8 @@ def compiled_loop(
         make_agent(config, env.spec),
         env,
         DeviceReplay(env.spec, num_envs, config.replay, config.discount),
-        _schedule(config, num_envs),
-        config.batch_size,
-        config.clip_rewards,
+        _settings(config, num_envs, evaluation_episodes),
         seeds,
-        evaluation_episodes,
     )
 
 
@@ -120,18 +117,15 @@ def host_loop(config: AgentConfig, make: Callable[..., gymnasium.Env], num_envs:
     return HostLoop(
         make_agent(config, envs.spec),
         envs,
-        lambda count: make_host_envs(NAME, count),
         HostReplay(envs.spec, num_envs, config.replay, config.discount),
-        _schedule(config, num_envs),
-        config.batch_size,
-        config.replay.prioritized,
-        config.clip_rewards,
+        _settings(config, num_envs, 2),
         seed,
-        2,
+        lambda count: make_host_envs(NAME, count),
     )
 
 
-def _schedule(config: AgentConfig, num_envs: int) -> StepSchedule:
-    return make_step_schedule(
+def _settings(config: AgentConfig, num_envs: int, evaluation_episodes: int) -> LoopSettings:
+    schedule = make_step_schedule(
         num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size
     )
+    return LoopSettings(schedule, config.batch_size, config.clip_rewards, evaluation_episodes)

@@ -1,7 +1,6 @@
 """The spreads of quantiles, the truth that they are held against, and what is measured of them."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from scipy.special import ndtri
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.envs.jax.env import JaxEnv, Outcome
-from qemrl.envs.jax.registry import make_jax_env
 from qemrl.envs.jax.probes import REWARD_STD
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import midpoints
 from qemrl.exploration import EpsilonGreedy, LeftTruncatedStdBonus
 from qemrl.paper.items import return_variance_study
@@ -35,8 +34,8 @@ from qemrl.paper.items.return_variance_study import (
     train,
 )
 from qemrl.tabular import Steps, chain, frozen_lake, make_mdp, return_distribution, solve
+from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
-from qemrl.training.loops import CompiledRun
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -190,16 +189,16 @@ def test_states_that_look_different_are_collected():
     assert not np.array_equal(many.states, read_runs(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states)
 
 
-class Pretence(CompiledRun):
+class Pretence(CompiledLoop):
     """A run that only counts its steps."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.loop = config, SimpleNamespace(step=0, agent="learner")
+        self.config, self.step, self.agent = config, 0, "learner"  # type: ignore[assignment]
 
     def advance(self, until, evaluate, stop):
         assert not evaluate
         assert not stop()
-        self.loop.step = until
+        self.step = until
         return []
 
     def params(self, index):

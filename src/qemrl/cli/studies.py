@@ -17,8 +17,8 @@ from qemrl.cli.console import failures, print_table, require, table, usage, work
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison, Difference
     from qemrl.experiments.show import Episode
+    from qemrl.training.callbacks import Callback
     from qemrl.training.config import RunConfig
-    from qemrl.training.train import Callback
 
 DEMO_PRESETS = ("qr-dqn", "qem-dqn")
 DEMO_ENV = "minatar/breakout"
@@ -178,9 +178,9 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
 
 
 def _watched(config: "RunConfig") -> "AbstractContextManager[Callback]":
-    from qemrl.training.progress import bar
+    from qemrl.training.callbacks import show_progress
 
-    return bar(config, 0, visible=True)
+    return show_progress(config)
 
 
 def _show_results(comparison: "Comparison") -> None:

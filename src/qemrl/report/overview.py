@@ -7,7 +7,7 @@ from qemrl.experiments.runs import RunRecord
 from qemrl.report import numbers
 from qemrl.report.drawing import NOTHING, Drawing
 from qemrl.report.markup import Html, element, folded, joined, listed, table
-from qemrl.training.provenance import shortened
+from qemrl.training.machine import shorten_commit
 
 
 def overview(drawing: Drawing) -> Html:
@@ -51,7 +51,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 def _commits(runs: Sequence[RunRecord]) -> list[str]:
     """The commits, shortened if there are several."""
     found = _distinct(str(run.record.get("commit") or "not recorded") for run in runs)
-    return found if len(found) == 1 else [shortened(commit, 12) for commit in found]
+    return found if len(found) == 1 else [shorten_commit(commit, 12) for commit in found]
 
 
 def _versions(record: dict[str, Any]) -> str:

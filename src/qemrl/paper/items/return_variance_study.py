@@ -22,9 +22,10 @@ from qemrl.exploration import EpsilonGreedy
 from qemrl.tabular import Learning, Policy, Quantiles, TabularMDP, learn, policy_values
 from qemrl.tabular.exact import action_probs
 from qemrl.tabular.schedules import Schedule
+from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
-from qemrl.training.loops import CompiledRun, make_loop
-from qemrl.training.randomness import Keys
+from qemrl.training.loops import make_loop
+from qemrl.training.schedule import Keys
 
 QUANTITIES = ("QEM", "QEM c₁", "plain", "DLTV", "DLTV ×4")
 """Standard deviations by Parseval, by the coefficient of the scale, of the quantiles themselves, and two of DLTV."""
@@ -122,13 +123,13 @@ def train(config: RunConfig, learns: bool, tick: Ticks) -> Player:
     env = make_jax_env(config.env)
     if not learns:
         agent = make_agent(config.agent, env.spec)
-        return Player(agent, jax.jit(agent.init)(Keys.of(config.seed).init).params, env, config.agent.discount)
+        return Player(agent, jax.jit(agent.init)(Keys.from_seed(config.seed).init).params, env, config.agent.discount)
     run = make_loop(config)
-    assert isinstance(run, CompiledRun)
+    assert isinstance(run, CompiledLoop)
     while run.step < config.whole_steps:
         run.advance(config.next_record(run.step), False, lambda: False)
         tick(run.step / config.whole_steps)
-    return Player(run.loop.agent, run.params(0), env, config.agent.discount)
+    return Player(run.agent, run.params(0), env, config.agent.discount)
 
 
 class Places(NamedTuple):

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo test lint format clean
+.PHONY: help env browser demo bench test lint format clean
 
 help:  ## show these lines
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: env  ## train QR-DQN and QEM-DQN on MinAtar's Breakout: learning curves and a table, in 3 to 5 minutes
 	$(BIN)/qemrl demo
+
+bench: env  ## measure everything against peers, in about half an hour: results/bench.json, docs/performance.md
+	$(BIN)/python -m benchmarks
 
 browser:  ## install Chromium, in which the tests open reports, from the system's packages
 	@command -v chromium > /dev/null || { \

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.iterations import SPECS, Overhead, Share, make_update, overhead_of, random_batch, share_of
+from benchmarks.iterations import SPECS, Overhead, Share, make_overhead, make_share, make_update, random_batch
 from benchmarks.machine import describe_machine
 from benchmarks.peers import SBX, make_peer
-from benchmarks.qemrl_actor_critic import DOMAIN, PRESETS_TIMED, agent
+from benchmarks.qemrl_actor_critic import FAMILY, PRESETS_TIMED, agent
 from benchmarks.roofline import matrix_multiply_peak, product_operations
 from benchmarks.timing import Timing, time_in_turns
 from benchmarks.turns import (
@@ -141,21 +141,21 @@ def compare_updates(seconds: float, peak: float, tell: Callable[[str], None]) ->
     overheads, times = [], time_updates(("sac",), 5 * seconds, tell)
     for preset, peer, limit, rounds in PAIRS:
         pair = time_updates((preset, peer), rounds * seconds, tell)
-        overheads.append(overhead_of(DOMAIN, preset, pair[preset], peer, pair[peer], limit))
+        overheads.append(make_overhead(FAMILY, preset, pair[preset], peer, pair[peer], limit))
         times |= pair
-    return overheads, [share_of(name, operations(name), time, peak) for name, time in times.items()]
+    return overheads, [make_share(name, operations(name), time, peak) for name, time in times.items()]
 
 
 def time_updates(presets: tuple[str, ...], rounds: float, tell: Callable[[str], None]) -> dict[str, Timing]:
     """The times of updates of presets, taken in turns."""
     tell(f"an update of {' and '.join(presets)}")
-    functions = {name: make_update(agent(name), SPECS[DOMAIN]) for name in presets}
+    functions = {name: make_update(agent(name), SPECS[FAMILY]) for name in presets}
     return time_in_turns(functions, jax.block_until_ready, max(3, round(rounds)), seconds_per_turn=0.02)
 
 
 def operations(preset: str) -> int:
     """Floating-point operations of an update, see `roofline`."""
-    config, spec = agent(preset), SPECS[DOMAIN]
+    config, spec = agent(preset), SPECS[FAMILY]
     learner = make_agent(config, spec)
     key = jax.random.key(0)
     state = jax.eval_shape(learner.init, key)
@@ -179,7 +179,7 @@ def compare_rates(seconds: float, python: Path, tell: Callable[[str], None]) -> 
                     tell(f"turn {number} of {TURNS}: {ENGINE}, {name}")
                     together[name].append(engine(seconds))
     sides = {side: [turn.steps_per_second for turn in turns_taken] for side, turns_taken in turns.items()}
-    return speeds_of(sides), engines_of(together | {ALONE: turns[ENGINE, SEEDS]})
+    return make_speeds(sides), make_engines(together | {ALONE: turns[ENGINE, SEEDS]})
 
 
 def worth_another(turns: Mapping[tuple[str, int], list[Turn]]) -> list[tuple[str, int]]:
@@ -216,12 +216,12 @@ ALONE = "one process, one seed with two threads"
 """What the other ways are compared with."""
 
 
-def speeds_of(sides: Sides) -> list[Speed]:
+def make_speeds(sides: Sides) -> list[Speed]:
     """A line for each contest."""
     return [compare_best(sides, contest.preset, contest.peer, contest.title, 1, contest.target) for contest in CONTESTS]
 
 
-def engines_of(turns: Mapping[str, list[Turn]]) -> list[Engine]:
+def make_engines(turns: Mapping[str, list[Turn]]) -> list[Engine]:
     """The ways to run seeds, compared turn by turn."""
     rates = {name: [turn.steps_per_second for turn in turns_taken] for name, turns_taken in turns.items()}
     return [

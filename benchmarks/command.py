@@ -1,4 +1,4 @@
-"""The command `qemrl bench`, and those below it that take minutes."""
+"""The commands of `python -m benchmarks`."""
 
 import statistics
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 from qemrl.cli.console import UsageError, print_table, require, show_status, table, usage, write_json
 
 JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
-"""Where `qemrl bench` keeps figures, and the page that it makes of them."""
+"""Where `python -m benchmarks` keeps figures, and the page that it makes of them."""
 
 
 def bench_all(
@@ -24,7 +24,7 @@ def bench_all(
 
     It takes about half an hour, and some minutes more the first time, when it installs the peers in virtual
     environments of their own. Leave the machine alone meanwhile. Figures are kept after each bench, and the same
-    command goes on from there.
+    command continues from there.
 
     Args:
         seconds: How long each library is timed in each task, with each number of threads; most else is in proportion.
@@ -49,7 +49,7 @@ def run_benches(benches: Sequence[Any], json_file: Path, page: Path, again: bool
         wanted = list(benches) if again else everything.missing(benches, record)
         if kept := [bench.name for bench in benches if bench not in wanted]:
             print(f"already there, in {json_file}: {', '.join(kept)}; --again measures everything anew")
-        begin = time.perf_counter()
+        start = time.perf_counter()
         try:
             with show_status("starting") as status:
                 failed = everything.measure(
@@ -57,30 +57,30 @@ def run_benches(benches: Sequence[Any], json_file: Path, page: Path, again: bool
                     json_file,
                     lambda doing: status.update(f"{doing} …"),
                     lambda name: print(
-                        f"{name}: done, {time.perf_counter() - begin:,.0f} s after the start", flush=True
+                        f"{name}: done, {time.perf_counter() - start:,.0f} s after the start", flush=True
                     ),
                 )
         except KeyboardInterrupt:
-            done = f"what was measured is in {json_file}; the same command goes on from there"
-            print(f"\nqemrl: interrupted; {done}", file=sys.stderr)
+            done = f"what was measured is in {json_file}; the same command continues from there"
+            print(f"\nbenchmarks: interrupted; {done}", file=sys.stderr)
             sys.exit(130)
     if json_file.exists():
         bench_page(json_file, page)
     for name, error in failed.items():
-        print(f"qemrl: {name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"benchmarks: {name} failed: {type(error).__name__}: {error}", file=sys.stderr)
     if failed:
-        print("qemrl: the same command tries again what failed", file=sys.stderr)
+        print("benchmarks: the same command tries again what failed", file=sys.stderr)
         sys.exit(1)
 
 
 def bench_page(json_file: Path = JSON_FILE, page: Path = PAGE) -> None:
-    """Make the page of what `qemrl bench` measured, without measuring.
+    """Make the page of what `python -m benchmarks` measured, without measuring.
 
     Args:
         json_file: The file with the figures.
         page: The Markdown page.
     """
-    require(json_file.exists(), f"there is no {json_file}: `qemrl bench` measures and writes it")
+    require(json_file.exists(), f"there is no {json_file}: `python -m benchmarks` measures and writes it")
     from benchmarks import everything, performance
 
     with usage():
@@ -88,6 +88,55 @@ def bench_page(json_file: Path = JSON_FILE, page: Path = PAGE) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     print(f"wrote {page}")
+
+
+def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
+    """Time QEM against the plain mean and against a forward pass of a small network.
+
+    Args:
+        rounds: How many turns each function gets; ratios are medians over the rounds.
+        json_file: Write the figures to this file as well.
+    """
+    require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
+    from benchmarks import estimator
+
+    with show_status("timing estimators"):
+        report = estimator.run(rounds)
+    columns = ("levels", "shape", "timed", "what", ">µs", "peer", ">its µs", ">ratio", ">limit")
+    shown = table("Time per batch, compiled by JAX", *columns)
+    colors = {True: "[green]", False: "[red]", None: ""}
+    for line in report.comparisons:
+        limit = "" if line.limit is None else f"{colors[line.holds]}{line.limit:.2f} {'✓' if line.holds else '✗'}"
+        times = (f"{line.microseconds:.1f}", line.peer, f"{line.peer_microseconds:.1f}", f"{line.ratio:.3f}")
+        shown.add_row(line.levels, str(line.shape), line.timed, line.what, *times, limit)
+    print_table(shown)
+    layers = " → ".join(str(width) for width in estimator.NETWORK)
+    print(f"network: {layers}, {report.comparisons[-1].shape[0]} inputs at once; {report.machine['device']}")
+    write_json(report.as_json(), json_file)
+
+
+def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None = None) -> None:
+    """Time tabular QDRL and QEMRL on FrozenLake against plain NumPy.
+
+    Args:
+        seeds: How many seeds are learned at once.
+        steps: How many transitions each of them sees, a multiple of 10.
+        json_file: Write the figures to this file as well.
+    """
+    require(seeds >= 1, f"--seeds must be at least 1; got {seeds}")
+    require(steps >= 10 and steps % 10 == 0, f"--steps must be a multiple of 10; got {steps}")
+    from benchmarks import tabular
+
+    with show_status("timing tabular learning"):
+        report = tabular.run(seeds, steps)
+    title = f"FrozenLake 4x4, {tabular.NUM_QUANTILES} quantiles, {seeds} seeds of {steps} steps"
+    shown = table(title, "what", ">steps/s", ">NumPy steps/s", ">ratio", ">limit", ">compiling")
+    for line in report.comparisons:
+        limit = f"[{'green' if line.holds else 'red'}]{line.target:.0f} {'✓' if line.holds else '✗'}"
+        rates = (f"{line.steps_per_second:,.0f}", f"{line.numpy_steps_per_second:,.0f}", f"{line.ratio:.1f}")
+        shown.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
+    print_table(shown)
+    write_json(report.as_json(), json_file)
 
 
 def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:
@@ -126,7 +175,7 @@ def bench_value(seconds: float = 20.0, json_file: Path | None = None, peers_fold
     """
     from benchmarks import value
 
-    _bench("timing value agents", value.run, show, seconds, json_file, peers_folder)
+    _bench_against_peers("timing value agents", value.run, show_value, seconds, json_file, peers_folder)
 
 
 def bench_actor_critic(seconds: float = 12.0, json_file: Path | None = None, peers_folder: Path | None = None) -> None:
@@ -142,7 +191,7 @@ def bench_actor_critic(seconds: float = 12.0, json_file: Path | None = None, pee
     """
     from benchmarks import actor_critic
 
-    _bench("timing actor-critics", actor_critic.run, show_actor_critic, seconds, json_file, peers_folder)
+    _bench_against_peers("timing actor-critics", actor_critic.run, show_actor_critic, seconds, json_file, peers_folder)
 
 
 def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
@@ -163,7 +212,7 @@ def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
     write_json(report.as_json(), json_file)
 
 
-def _bench(
+def _bench_against_peers(
     what: str,
     run: Callable[[float, Path, Callable[[str], None]], Any],
     present: Callable[[Any], None],
@@ -184,7 +233,7 @@ def _bench(
     write_json(report.as_json(), json_file)
 
 
-def show(report: Any) -> None:
+def show_value(report: Any) -> None:
     """Print a report on value agents as three tables."""
     from benchmarks.value import TASKS
 
@@ -201,7 +250,7 @@ def show_actor_critic(report: Any) -> None:
     _show_engines(report)
 
 
-def _verdict(text: str, holds: bool | None) -> str:
+def _format_limit(text: str, holds: bool | None) -> str:
     return "" if holds is None else f"[{'green' if holds else 'red'}]{text} {'✓' if holds else '✗'}"
 
 
@@ -211,7 +260,7 @@ def _show_speeds(report: Any, titles: Mapping[str, str], peer: str) -> None:
     for line in report.speeds:
         title = titles[line.task] if line.seeds == 1 else f"  {line.seeds} seeds at once"
         ours, theirs = f"{line.steps_per_second:,.0f}", f"{line.peer_steps_per_second:,.0f}"
-        least = _verdict(f"{line.target:g}", line.holds) if line.target else ""
+        least = _format_limit(f"{line.target:g}", line.holds) if line.target else ""
         shown.add_row(title, ours, str(line.threads), theirs, str(line.peer_threads), f"{line.ratio:.2f}", least)
     print_table(shown)
 
@@ -220,7 +269,7 @@ def _show_overheads(report: Any, title: str, sides: tuple[str, str] = ("with QEM
     shown = table(title, "settings", sides[0], ">ms", sides[1], ">ms", ">ratio", ">limit")
     for line in report.overheads:
         times = (line.preset, f"{line.milliseconds:.2f}", line.peer, f"{line.peer_milliseconds:.2f}")
-        shown.add_row(line.family, *times, f"{line.ratio:.3f}", _verdict(f"{line.limit:g}", line.holds))
+        shown.add_row(line.family, *times, f"{line.ratio:.3f}", _format_limit(f"{line.limit:g}", line.holds))
     print_table(shown)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import actor_critic, estimator, scaling, tabular, value, variance
-from qemrl.training.provenance import code_commit
+from qemrl.training.machine import code_commit
 from qemrl.training.run_directory import write_atomic
 
 Tell = Callable[[str], None]
@@ -45,32 +45,32 @@ def all_benches(seconds: float, peers_folder: Path) -> list[Bench]:
     return [
         Bench(
             "estimator",
-            f"qemrl bench estimator --rounds {estimator_rounds}",
+            f"python -m benchmarks estimator --rounds {estimator_rounds}",
             lambda _: estimator.run(estimator_rounds).as_json(),
         ),
         Bench(
             "tabular",
-            f"qemrl bench tabular --seeds {seeds} --steps {steps}",
+            f"python -m benchmarks tabular --seeds {seeds} --steps {steps}",
             lambda _: tabular.run(seeds, steps).as_json(),
         ),
         Bench(
             "variance",
-            f"qemrl bench variance --rounds {variance_rounds}",
+            f"python -m benchmarks variance --rounds {variance_rounds}",
             lambda tell: variance.run(variance_rounds, tell).as_json(),
         ),
         Bench(
             "scaling",
-            f"qemrl bench scaling --seconds {seconds:g}",
+            f"python -m benchmarks scaling --seconds {seconds:g}",
             lambda tell: scaling.run(seconds, tell).as_json(),
         ),
         Bench(
             "value",
-            f"qemrl bench value --seconds {seconds:g}",
+            f"python -m benchmarks value --seconds {seconds:g}",
             lambda tell: value.run(seconds, peers_folder, tell).as_json(),
         ),
         Bench(
             "actor-critic",
-            f"qemrl bench actor-critic --seconds {seconds:g}",
+            f"python -m benchmarks actor-critic --seconds {seconds:g}",
             lambda tell: actor_critic.run(seconds, peers_folder, tell).as_json(),
         ),
     ]
@@ -119,7 +119,7 @@ def read(path: Path) -> dict[str, Any]:
             return record
     except (ValueError, AttributeError, TypeError):
         pass
-    raise ValueError(f"{path} is not what `qemrl bench` writes: move it away, or choose another --json-file")
+    raise ValueError(f"{path} is not what `python -m benchmarks` writes: move it away, or choose another --json-file")
 
 
 def write(record: Mapping[str, Any], path: Path) -> None:

@@ -143,11 +143,11 @@ def compare_iterations(rounds: int, tell: Callable[[str], None]) -> list[Overhea
             tell(f"{preset} and {peer} with the settings of {family}")
             functions = {name: make_iteration(PRESETS[name].configure(family), SPECS[task]) for name in (preset, peer)}
             times = time_in_turns(functions, jax.block_until_ready, rounds, seconds_per_turn=0.02)
-            lines.append(overhead_of(family, preset, times[preset], peer, times[peer], limit))
+            lines.append(make_overhead(family, preset, times[preset], peer, times[peer], limit))
     return lines
 
 
-def overhead_of(family: str, preset: str, time: Timing, peer: str, peer_time: Timing, limit: float) -> Overhead:
+def make_overhead(family: str, preset: str, time: Timing, peer: str, peer_time: Timing, limit: float) -> Overhead:
     """What the times of an agent with QEM and of one without come to."""
     ratio = time.ratio_to(peer_time)
     return Overhead(family, preset, 1e3 * time.seconds, peer, 1e3 * peer_time.seconds, ratio, limit)
@@ -164,11 +164,11 @@ def measure_shares(
         network = jax.eval_shape(make_agent(config, spec).init, jax.random.key(0)).params.network
         operations = update_operations(network, spec, config.batch_size)
         times = time_in_turns({task: make_update(config, spec)}, jax.block_until_ready, rounds)
-        lines.append(share_of(task, operations, times[task], peak))
+        lines.append(make_share(task, operations, times[task], peak))
     return lines
 
 
-def share_of(task: str, operations: int, time: Timing, peak: float) -> Share:
+def make_share(task: str, operations: int, time: Timing, peak: float) -> Share:
     """What the time of an update with so many operations comes to."""
     seconds = min(time.rounds)
     gflops = operations / seconds / 1e9

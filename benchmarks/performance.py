@@ -15,7 +15,7 @@ from benchmarks.scaling import Growth, Point
 from benchmarks.tabular import TabularComparison
 from benchmarks.turns import Speed
 from benchmarks.value import TASKS
-from qemrl.training.provenance import shortened
+from qemrl.training.machine import shorten_commit
 
 
 class Sheet(NamedTuple):
@@ -38,8 +38,8 @@ class Section(NamedTuple):
 
 
 INTRODUCTION = (
-    "What things cost, us against others. `qemrl bench` measures all of it and writes bench.json; `qemrl bench page` "
-    "makes this page of that file again, without measuring. Nothing here is written by hand.",
+    "What things cost, us against others. `make bench` measures all of it and writes bench.json; `python -m "
+    "benchmarks page` makes this page of that file again, without measuring. Nothing here is written by hand.",
     "Sides of a comparison are timed in turns. A ratio is the median over turns, each compared with its twin, so it "
     "need not be the quotient of the two medians beside it. What is wanted of it is in the column `at least` or `at "
     "most`, and how often that holds in the last column here:",
@@ -58,7 +58,7 @@ def make_page(record: Mapping[str, Mapping[str, Any]]) -> str:
     there = [name for name in SECTIONS if name in record]
     sheets = {name: SECTIONS[name].sheets(record[name]["report"]) for name in there}
     parts = ["# Performance\n", *map(_paragraph, INTRODUCTION), _markdown(_sources(record, sheets))]
-    if missing := [f"`qemrl bench {name}`" for name in SECTIONS if name not in record]:
+    if missing := [f"`python -m benchmarks {name}`" for name in SECTIONS if name not in record]:
         parts.append(_paragraph(f"Not measured yet: {', '.join(missing)}."))
     for name in there:
         title, words, _ = SECTIONS[name]
@@ -83,7 +83,7 @@ def _sources(record: Mapping[str, Mapping[str, Any]], sheets: Mapping[str, list[
         judged = [each for sheet in made for each in sheet.holds if each is not None]
         kept = f"{sum(judged)} of {len(judged)}" if judged else ""
         # A commit may be marked as changed, or unknown where the package is installed.
-        commit = "" if entry["commit"] is None else shortened(entry["commit"], 7)
+        commit = "" if entry["commit"] is None else shorten_commit(entry["commit"], 7)
         rows.append((f"`{entry['command']}`", entry["date"], commit, machine, kept))
     return Sheet("", ("command", "date", "commit", "machine", ">holds"), rows)
 

@@ -18,7 +18,7 @@ from qemrl.training.config import RunConfig, configure
 from qemrl.training.loops import make_loop
 
 ENV = "HalfCheetah-v5"
-DOMAIN = "half-cheetah"
+FAMILY = "half-cheetah"
 
 PRESETS_TIMED = ("dsac-mlp", "sac")
 """What is timed in the environment."""
@@ -29,7 +29,7 @@ LEARNING_STARTS = 1_000
 
 def agent(preset: str) -> AgentConfig:
     """The settings of a preset on HalfCheetah."""
-    return PRESETS[preset].configure(DOMAIN)
+    return PRESETS[preset].configure(FAMILY)
 
 
 def settings(preset: str, num_seeds: int = 1) -> RunConfig:

@@ -86,8 +86,8 @@ def take_turn(task: str, seconds: float, num_seeds: int = 1) -> Turn:
 def measure_host(loop: Loop, seconds: float) -> Turn:
     """The schedule of a loop that stops at any step, in steps of each seed."""
 
-    def run(begin: float) -> None:
-        loop.advance(2**31, False, lambda: time.perf_counter() - begin >= seconds)
+    def run(start: float) -> None:
+        loop.advance(2**31, False, lambda: time.perf_counter() - start >= seconds)
 
     return _measure(loop, run)
 
@@ -95,18 +95,18 @@ def measure_host(loop: Loop, seconds: float) -> Turn:
 def measure_compiled(loop: Loop, seconds: float) -> Turn:
     """The schedule of a loop that runs in chunks."""
 
-    def run(begin: float) -> None:
-        while time.perf_counter() - begin < seconds:
+    def run(start: float) -> None:
+        while time.perf_counter() - start < seconds:
             loop.advance(loop.step + CHUNK, False, lambda: False)
 
     return _measure(loop, run)
 
 
 def _measure(loop: Loop, run: Callable[[float], None]) -> Turn:
-    start, busy, begin = loop.mean_step, time.process_time(), time.perf_counter()
-    run(begin)
-    seconds = time.perf_counter() - begin
-    return Turn((loop.mean_step - start) / seconds, (time.process_time() - busy) / seconds)
+    steps, busy, start = loop.mean_step, time.process_time(), time.perf_counter()
+    run(start)
+    seconds = time.perf_counter() - start
+    return Turn((loop.mean_step - steps) / seconds, (time.process_time() - busy) / seconds)
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def grow_loops(sizes: Sizes, rounds: int, tell: Callable[[str], None]) -> list[G
     times = {case: Timing([seconds / count for seconds in calls[str(case)].rounds]) for case, count in laps.items()}
     steps = configure(LOOP_AGENT, sizes.env, steps=1).agent.update_every
     return [
-        growth_of(over, LOOP_AGENT, {n: times[case] for n, case in cases.items()}, {n: steps * n for n in cases})
+        make_growth(over, LOOP_AGENT, {n: times[case] for n, case in cases.items()}, {n: steps * n for n in cases})
         for over, cases in (("seeds", seeds), ("environments", environments))
         if cases
     ]
@@ -147,7 +147,7 @@ def grow_quantiles(sizes: Sizes, rounds: int, tell: Callable[[str], None]) -> li
     tell(f"{len(functions)} numbers of quantiles in turns")
     times = time_in_turns(functions, jax.block_until_ready, rounds, seconds_per_turn=0.02)
     return [
-        growth_of(
+        make_growth(
             "quantiles",
             agent,
             {number: times[f"{agent} {number}"] for number in sizes.quantiles},
@@ -171,7 +171,7 @@ def with_quantiles(agent: str, env: str, number: int) -> AgentConfig:
             raise ValueError(f"{agent} has no quantiles to count, but {type(other).__name__}")
 
 
-def growth_of(over: str, agent: str, times: Mapping[int, Timing], steps: Mapping[int, int]) -> Growth:
+def make_growth(over: str, agent: str, times: Mapping[int, Timing], steps: Mapping[int, int]) -> Growth:
     """What the times of a lap, by number, come to.
 
     Args:

@@ -95,9 +95,9 @@ def compare_rates(name: str, seconds: float, python: Path, tell: Callable[[str],
             tell(f"{name}, turn {turn + 1} of {TURNS}: sb3-contrib, {in_words(threads)}")
             theirs = peer_turn(python, name, seconds, threads)
             sides.setdefault(("sb3", threads), []).append(theirs.steps_per_second)
-    return [speed_of(name, seeds, task.target if seeds == task.seeds[0] else None, sides) for seeds in task.seeds]
+    return [make_speed(name, seeds, task.target if seeds == task.seeds[0] else None, sides) for seeds in task.seeds]
 
 
-def speed_of(name: str, seeds: int, target: float | None, sides: Sides) -> Speed:
+def make_speed(name: str, seeds: int, target: float | None, sides: Sides) -> Speed:
     """The best of our thread counts against the best of the peer's, turn by turn."""
     return compare_best(sides, f"qemrl {seeds}", "sb3", name, seeds, target)

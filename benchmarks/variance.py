@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.iterations import SPECS, Overhead, act_in_turn, fixed_inputs, overhead_of
+from benchmarks.iterations import SPECS, Overhead, act_in_turn, fixed_inputs, make_overhead
 from benchmarks.machine import describe_machine
 from benchmarks.timing import time_in_turns
 from qemrl.agents.names import EnvFamily
@@ -31,7 +31,7 @@ LIMIT = 1.1
 MODELS: dict[str, EstimatedVariance] = {
     "decay": DecayingVariance(),
     "counts": CountedVariance(),
-    "slope of a EMA network": SparsityVariance(),
+    "slope of an EMA network": SparsityVariance(),
     "TD residuals": ResidualVariance(),
     "TD residuals, GLS": ResidualVariance(full=True),
     "slope of a twin": SparsityVariance(source="twin"),
@@ -53,11 +53,11 @@ class Case:
 
 
 CASES = (
-    Case("minatar", "minatar", "qem-dqn", ("decay", "counts", "slope of a EMA network", "TD residuals")),
+    Case("minatar", "minatar", "qem-dqn", ("decay", "counts", "slope of an EMA network", "TD residuals")),
     Case("minatar", "minatar", "qem-dqn", ("TD residuals, GLS",)),
     Case("minatar", "minatar", "qem-dqn", ("slope of a twin", "heads"), heads=2),
-    Case("minatar", "minatar", "iqem-dqn", ("slope of a EMA network", "TD residuals")),
-    Case("atari", "pong", "qem-dqn", ("slope of a EMA network",), iterations=1),
+    Case("minatar", "minatar", "iqem-dqn", ("slope of an EMA network", "TD residuals")),
+    Case("atari", "pong", "qem-dqn", ("slope of an EMA network",), iterations=1),
     Case("half-cheetah", "half-cheetah", "qem-dsac-mlp", ("slope of a twin", "heads", "TD residuals")),
 )
 
@@ -118,7 +118,7 @@ def run(rounds: int, tell: Callable[[str], None]) -> VarianceReport:
         fixed = times["fixed V"]
         peer = "fixed V" if case.heads == 1 else f"fixed V, {case.heads} heads"
         for name in case.models:
-            line = overhead_of(case.family, f"{case.preset}, V: {name}", times[name], peer, fixed, LIMIT)
+            line = make_overhead(case.family, f"{case.preset}, V: {name}", times[name], peer, fixed, LIMIT)
             lines.append(
                 replace(
                     line,

@@ -10,8 +10,8 @@ import pytest
 import qemrl
 from qemrl.agents.value import ValueConfig
 from qemrl.training import checkpoint
+from qemrl.training.callbacks import show_progress
 from qemrl.training.config import configure
-from qemrl.training.progress import bar
 from qemrl.training.run_directory import RunDirectory, RunExistsError
 from qemrl.training.train import NonFiniteTrainingError
 
@@ -67,7 +67,7 @@ def test_learning_goes_on_from_a_file_bit_for_bit(saved, tmp_path):
     assert left is not None
     assert right is not None
     # where the sums of a record begin is the one thing that differs
-    names = [name for name in left.arrays if "learned/[2]" not in name and "running/" not in name]
+    names = [name for name in left.arrays if "agent/[2]" not in name and "episodes/" not in name]
     assert len(names) > 20
     for name in names:
         np.testing.assert_array_equal(left.arrays[name], right.arrays[name], err_msg=name)
@@ -174,7 +174,7 @@ def test_progress_is_silent_on_demand_and_one_line_in_a_pipe(saved, capsys):
         (False, ""),
         (True, f"step {config.whole_steps} of {config.whole_steps}  50 steps/s  evaluation return 100.0\n"),
     ):
-        with bar(config, 0, visible) as callback:
-            callback.at(10.0)
-            callback.record([record], 50.0)
+        with show_progress(config, visible) as callback:
+            callback.on_progress(10.0)
+            callback.on_record([record], 50.0)
         assert capsys.readouterr().out == said

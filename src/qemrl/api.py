@@ -8,7 +8,6 @@ agent = qemrl.load("runs/first")
 """
 
 import signal
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,11 +24,12 @@ from qemrl.config.serialize import to_json
 from qemrl.distributional.representations import check_compatible
 from qemrl.estimators import Statistic
 from qemrl.training import checkpoint
+from qemrl.training.callbacks import show_progress
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.evaluation import make_act
-from qemrl.training.loops import Loop, Player, describe_environment, make_loop, read_params
+from qemrl.training.loops import Evaluator, Loop, describe_environment, make_envs, make_loop, read_params
 from qemrl.training.run_directory import RunDirectory
-from qemrl.training.train import NonFiniteTrainingError, catch_stop_signals, describe_nonfinite, extend
+from qemrl.training.train import Stopped, extend, save_checkpoint, train
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -45,8 +45,8 @@ class Evaluation(NamedTuple):
         return float(self.returns.mean())
 
 
-class _Loaded(NamedTuple):
-    """What was read of a run directory; the rest of it is read when learning goes on."""
+class _LoadedRun(NamedTuple):
+    """What was read of a run directory; the rest of it is read when learning is resumed."""
 
     path: Path
     step: int
@@ -57,15 +57,22 @@ class _Loaded(NamedTuple):
 class TrainableAgent:
     """An agent with all that it needs to learn on; `make` and `load` give one."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
+        """An agent that has learned nothing yet.
+
+        Args:
+            config: A run of one seed.
+            spec: What is known of the environment. Without it, the environments to learn in are built now.
+        """
         if config.num_seeds != 1:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
         self.config = config
-        self.spec: EnvSpec = describe_environment(config)
+        self._envs = make_envs(config) if spec is None else None
+        self.spec: EnvSpec = self._envs.spec if self._envs is not None else spec
         self.agent: InspectableAgent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
-        self._loaded: _Loaded | None = None
-        self._player = Player(config, self.agent)
+        self._loaded: _LoadedRun | None = None
+        self._evaluator = Evaluator(config, self.agent)
         self._explore = make_act(self.agent, evaluating=False)
         self._values = jax.jit(self.agent.q_values)
         self._decide = jax.jit(self.agent.greedy_action, static_argnums=3)
@@ -76,7 +83,7 @@ class TrainableAgent:
         """The parameters that act."""
         if self._loop is None and self._loaded is not None:
             return self._loaded.params
-        return self._started().params(0)
+        return self._start().params(0)
 
     @property
     def steps(self) -> int:
@@ -89,30 +96,15 @@ class TrainableAgent:
         """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        from qemrl.training.progress import bar
-
-        loop = self._started()
+        loop = self._start()
         self.config = replace(self.config, steps=self.config.schedule.whole(loop.step + steps))
-        with catch_stop_signals() as asked, bar(self.config, loop.step, visible=progress) as callback:
-
-            def stop() -> bool:
-                callback.at(loop.mean_step)
-                return bool(asked)
-
-            while loop.step < self.config.steps:
-                before, start = loop.step, time.perf_counter()
-                try:
-                    records = loop.advance(self.config.next_record(before), False, stop)
-                except FloatingPointError as error:
-                    raise NonFiniteTrainingError(str(error)) from error
-                if records is None:  # between two iterations: the agent is whole, and can go on
-                    if asked[0] == signal.SIGINT:
-                        raise KeyboardInterrupt(f"stopped at step {loop.step}")
-                    raise SystemExit(128 + asked[0])
-                reason = describe_nonfinite(records)
-                if reason is not None:
-                    raise NonFiniteTrainingError(reason)
-                callback.record(records, (loop.step - before) / (time.perf_counter() - start))
+        try:
+            with show_progress(self.config, visible=progress, introduce=False) as callback:
+                train(self.config, None, callback, loop)
+        except Stopped as stopped:  # between two iterations: the agent is whole, and can go on
+            if stopped.signal_number == signal.SIGINT:
+                raise KeyboardInterrupt(str(stopped)) from None
+            raise SystemExit(128 + stopped.signal_number) from None
         return self
 
     def predict(
@@ -137,7 +129,7 @@ class TrainableAgent:
         batch, single = self._batch(observation)
         masks = self._masks(mask, len(batch))
         if deterministic:
-            actions = self._decide(self.params, batch, masks, self._known(risk))
+            actions = self._decide(self.params, batch, masks, self._check_risk(risk))
         elif risk is not None:
             raise ValueError("a risk measure decides what is best; leave `deterministic` as it is")
         else:
@@ -149,11 +141,11 @@ class TrainableAgent:
         view = View(batch, masks, np.zeros(len(batch), bool))
         start, key = self.agent.init_actor(len(batch)), jax.random.key(seed)
         if self.spec.box is None:
-            return self._player.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)[0]
+            return self._evaluator.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)[0]
         late = np.int32(2**31 - 1)  # beyond the steps in which actions are drawn from the whole box
         return self._explore(self.params, start, view, late, np.int32(0), key)[0]
 
-    def _known(self, risk: Any) -> Statistic | None:
+    def _check_risk(self, risk: Any) -> Statistic | None:
         if risk is not None and not isinstance(risk, Statistic):
             raise ValueError(f"risk must be a measure such as qemrl.estimators.CVaR(0.1), got {risk!r}")
         if risk is not None:
@@ -177,7 +169,7 @@ class TrainableAgent:
         values, levels = np.asarray(dist.values), np.asarray(dist.levels)
         probs = None if dist.probs is None else np.asarray(dist.probs)
         # Members of an ensemble are pooled, each value with its share of the probability.
-        pooled = (_pooled(array, values.shape) for array in (values, levels, probs))
+        pooled = (_pool_members(array, values.shape) for array in (values, levels, probs))
         parts = (array[0] if single and array is not None and array.ndim > 1 else array for array in pooled)
         return ReturnDist(*parts)
 
@@ -185,32 +177,29 @@ class TrainableAgent:
         """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
-        returns, lengths = self._player.play(self.params, self.config.seed, self.steps, episodes)
+        returns, lengths = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
         return Evaluation(returns.astype(np.float64), lengths.astype(np.int64))
 
     def record_video(self, path: str | Path) -> bool:
         """Whether one evaluation episode was written to a .gif or .mp4 file; if not, a warning says why."""
         from qemrl.training.video import record_episode
 
-        return record_episode(self._player, self.params, self.config.seed, self.steps, Path(path))
+        return record_episode(self._evaluator, self.params, self.config.seed, self.steps, Path(path))
 
     def save(self, path: str | Path) -> Path:
         """The run directory at `path`, with everything that is needed to predict and to go on learning.
 
         What this agent was saved as before is replaced; nothing else is.
         """
-        loop = self._started()
+        loop = self._start()
         config = replace(self.config, steps=max(loop.step, 1))
-        directory = _saved_before(Path(path), config) or RunDirectory.create(
-            Path(path), to_json(config), {"saved": True}
-        )
+        directory = _find_saved(Path(path), config) or RunDirectory.create(Path(path), to_json(config), {"saved": True})
         with directory.lock():
-            meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
-            checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
+            save_checkpoint(loop, directory)
         return directory.path
 
-    def _started(self) -> Loop:
-        """The loop; one that was loaded is read now, with its replay."""
+    def _start(self) -> Loop:
+        """The loop, made now if it is not there; one that was loaded is read, with its replay."""
         if self._loop is None:
             loaded = self._loaded
             if loaded is not None and loaded.one_of_several:
@@ -218,7 +207,7 @@ class TrainableAgent:
                     f"{loaded.path} has several seeds, of which one alone can predict but not go on learning; "
                     f"all go on together with: qemrl resume {loaded.path} --steps N"
                 )
-            loop = make_loop(self.config)
+            loop = make_loop(self.config, self._envs)
             if loaded is not None:
                 _restore(loop, loaded)
             self._loop = loop
@@ -257,7 +246,7 @@ class TrainableAgent:
         return masks
 
 
-def _pooled(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
+def _pool_members(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
     """Values, levels or probabilities without the axis of members."""
     if array is None:
         return None
@@ -270,7 +259,7 @@ def _pooled(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | No
     return full.reshape(*full.shape[:2], -1)
 
 
-def _saved_before(path: Path, config: RunConfig) -> RunDirectory | None:
+def _find_saved(path: Path, config: RunConfig) -> RunDirectory | None:
     """The folder of an agent that was saved with the same settings, made ready for this number of steps."""
     if not (path / "config.json").exists():
         return None
@@ -293,7 +282,7 @@ def make(
 
     Args:
         preset: A name of `qemrl list`.
-        env: The id of a Gymnasium or of a compiled environment.
+        env: The id of a Gymnasium or of a JAX environment.
         seed: The seed of all randomness.
         num_envs: Environments side by side.
         overrides: Other settings by dotted name, such as {"estimator": "qem", "estimator.order": 2, "replay.n_step": 3}:
@@ -314,16 +303,17 @@ def load(path: str | Path, seed: int | None = None) -> TrainableAgent:
     seed = config.seed if seed is None else seed
     if seed not in config.seeds:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
-    agent = TrainableAgent(replace(config, seed=seed, num_seeds=1))
+    alone = replace(config, seed=seed, num_seeds=1)
+    agent = TrainableAgent(alone, describe_environment(alone))
     found = read_params(config, agent.spec, directory.checkpoints)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")
     params = found.params[config.seeds.index(seed)]
-    agent._loaded = _Loaded(directory.path, found.step, params, config.num_seeds > 1)
+    agent._loaded = _LoadedRun(directory.path, found.step, params, config.num_seeds > 1)
     return agent
 
 
-def _restore(loop: Loop, loaded: _Loaded) -> None:
+def _restore(loop: Loop, loaded: _LoadedRun) -> None:
     found = checkpoint.load_latest(RunDirectory(loaded.path).checkpoints)
     if found is None or found.step != loaded.step:
         raise ValueError(f"{loaded.path} has changed since step {loaded.step} was loaded from it; load it again")

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from benchmarks import actor_critic, command, peer_turns, qemrl_actor_critic, turns
-from benchmarks.actor_critic import ALONE, CONTESTS, PAIRS, Engine, engines_of, operations, speeds_of, worth_another
+from benchmarks.__main__ import main
+from benchmarks.actor_critic import ALONE, CONTESTS, PAIRS, Engine, make_engines, make_speeds, operations, worth_another
 from benchmarks.iterations import SPECS, Overhead, Share, random_batch
 from benchmarks.peers import SBX, PeerError
-from benchmarks.qemrl_actor_critic import DOMAIN, PRESETS_TIMED, agent, settings
+from benchmarks.qemrl_actor_critic import FAMILY, PRESETS_TIMED, agent, settings
 from benchmarks.roofline import product_operations
 from benchmarks.turns import Turn
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.policies import FixedTemperature
-from qemrl.cli.app import main
 from qemrl.distributional.representations import FixedQuantiles
 from qemrl.training.loops import describe_environment
 
-SPEC = SPECS[DOMAIN]
+SPEC = SPECS[FAMILY]
 
 PROGRAM = """
 import sys, time
@@ -136,7 +136,7 @@ def test_contests_are_between_the_best_thread_counts():
         ("sbx-tqc", 2): [100.0, 100.0, 100.0],
         ("sbx-sac", 2): [10.0, 20.0, 10.0],
     }
-    over_sb3, over_sbx, sac = speeds_of(sides)
+    over_sb3, over_sbx, sac = make_speeds(sides)
     assert (over_sb3.peer, over_sb3.threads, over_sb3.peer_threads) == ("sb3-tqc", 1, 1)
     assert (over_sb3.steps_per_second, over_sb3.peer_steps_per_second) == (200.0, 50.0)
     assert over_sb3.ratio == 4.0  # of 10, 4 and 3
@@ -158,7 +158,7 @@ def test_after_the_first_round_a_side_keeps_its_better_thread_count():
 
 def test_engines_are_compared_turn_by_turn():
     alone = [Turn(100.0, 1.8), Turn(100.0, 1.9), Turn(50.0, 1.7)]
-    many, single = engines_of({"many": [Turn(150.0, 2.0), Turn(120.0, 1.9), Turn(40.0, 2.0)], ALONE: alone})
+    many, single = make_engines({"many": [Turn(150.0, 2.0), Turn(120.0, 1.9), Turn(40.0, 2.0)], ALONE: alone})
     assert (many.name, many.rates, many.cores, many.ratio) == ("many", [150.0, 120.0, 40.0], 2.0, 1.2)
     assert (single.name, single.cores, single.ratio) == (ALONE, 1.8, 1.0)
 
@@ -191,7 +191,7 @@ def test_no_time_at_all_and_no_place_for_peers_are_refused(tmp_path, capsys):
         ("--peers-folder", str(tmp_path / "file"), "choose another --peers-folder"),
     ):
         with pytest.raises(SystemExit) as exit_:
-            main(["bench", "actor-critic", option, value])
+            main(["actor-critic", option, value])
         assert exit_.value.code == 2
         assert message in capsys.readouterr().err
     with pytest.raises(ValueError, match="takes seconds, got 0"):
@@ -201,10 +201,10 @@ def test_no_time_at_all_and_no_place_for_peers_are_refused(tmp_path, capsys):
 def test_the_report_is_shown_and_is_plain_data(capsys):
     sides = {(name, 1): [rate] for name, rate in (("dsac-mlp", 400.0), ("sb3-tqc", 80.0), ("sbx-tqc", 320.0))}
     sides |= {("sac", 2): [500.0], ("sbx-sac", 2): [400.0]}
-    overheads = [Overhead(DOMAIN, "qem-dsac-mlp", 10.0, "dsac-mlp", 9.9, 1.03, 1.01)]
+    overheads = [Overhead(FAMILY, "qem-dsac-mlp", 10.0, "dsac-mlp", 9.9, 1.03, 1.01)]
     shares = [Share("dsac-iqn", 15_000_000_000, 150.0, 100.0, 250.0, 0.4)]
     engines = [Engine("many", [600.0], 2.0, 1.5), Engine(ALONE, [400.0], 1.5, 1.0)]
-    report = actor_critic.ActorCriticReport(speeds_of(sides), overheads, shares, engines, {})
+    report = actor_critic.ActorCriticReport(make_speeds(sides), overheads, shares, engines, {})
     command.show_actor_critic(report)
     shown = capsys.readouterr().out
     for text in ("dsac-mlp / TQC of sb3-contrib", "5.00", "4 ✓", "1.25", "1.5 ✗", "1.01 ✗", "15,000", "40%"):

@@ -45,7 +45,7 @@ SHARE = {
 }
 MACHINE = {"cpu": "a processor", "cores": "2", "peer": "torch==1 sb3-contrib==2"}
 VALUE = {
-    "command": "qemrl bench value --seconds 1",
+    "command": "python -m benchmarks value --seconds 1",
     "date": "2026-01-02",
     "commit": "0123456789" * 4 + " with changes",
     "report": {
@@ -59,7 +59,7 @@ VALUE = {
 
 def fast(name: str = "tabular", seeds: int = 1) -> Bench:
     """A real bench that takes a second."""
-    return Bench(name, f"qemrl bench {name} --seeds {seeds}", lambda _: tabular.run(seeds, 20).as_json())
+    return Bench(name, f"python -m benchmarks {name} --seeds {seeds}", lambda _: tabular.run(seeds, 20).as_json())
 
 
 def failing(name: str) -> Bench:
@@ -67,7 +67,7 @@ def failing(name: str) -> Bench:
         tell("asking for something")
         raise PeerError("no peer can be made here")
 
-    return Bench(name, f"qemrl bench {name}", measure)
+    return Bench(name, f"python -m benchmarks {name}", measure)
 
 
 def test_the_page_in_the_repository_is_what_its_figures_make():
@@ -80,7 +80,7 @@ def test_every_bench_is_measured_and_has_a_section_and_a_command():
     assert len(set(names)) == len(names)
     assert set(names) == set(performance.SECTIONS)
     for bench in all_benches(1.0, Path("peers")):
-        assert bench.command.startswith(f"qemrl bench {bench.name} --")
+        assert bench.command.startswith(f"python -m benchmarks {bench.name} --")
 
 
 def test_the_commands_of_a_shorter_measurement_are_others_except_where_nothing_is_shortened():
@@ -88,14 +88,15 @@ def test_the_commands_of_a_shorter_measurement_are_others_except_where_nothing_i
     same = {one.name for one, other in zip(long, short, strict=True) if one.command == other.command}
     assert same == {"tabular"}
     assert [bench.command for bench in long] == [bench.command for bench in all_benches(12.0, Path("elsewhere"))]
-    assert short[0].command == "qemrl bench estimator --rounds 3"
+    assert short[0].command == "python -m benchmarks estimator --rounds 3"
 
 
 def test_the_page_shows_sides_ratios_what_is_wanted_and_whether_it_holds():
     page = performance.make_page({"value": VALUE})
     lines = page.splitlines()
     for line in (
-        "| `qemrl bench value --seconds 1` | 2026-01-02 | 0123456 with changes | cpu a processor, cores 2 | 1 of 2 |",
+        "| `python -m benchmarks value --seconds 1` | 2026-01-02 | 0123456 with changes | cpu a processor, cores 2 "
+        "| 1 of 2 |",
         "| CartPole, N=200, update every step | 1,234 | 1 | sb3 | 56 | 2 | 22.04 | 8 | yes |",
         "| CartPole, N=200, update every step, 3 seeds at once | 1,234 | 1 | sb3 | 56 | 2 | 22.04 |  |  |",
         "| atari | qem-dqn | 10.30 | qr-dqn | 10.00 | 1.030 | 1.02 | **no** |",
@@ -103,7 +104,7 @@ def test_the_page_shows_sides_ratios_what_is_wanted_and_whether_it_holds():
         "Peers: torch==1, sb3-contrib==2.",
     ):
         assert line in lines
-    assert "Not measured yet: `qemrl bench actor-critic`" in page
+    assert "Not measured yet: `python -m benchmarks actor-critic`" in page
     assert "## Scaling" not in page
 
 
@@ -139,7 +140,7 @@ def test_one_that_fails_does_not_stop_the_others_and_is_named_at_the_end(tmp_pat
     record = json.loads(path.read_text(encoding="utf-8"))
     assert set(record) == {"tabular"}
     assert set(record["tabular"]) == everything.FIELDS
-    assert record["tabular"]["command"] == "qemrl bench tabular --seeds 1"
+    assert record["tabular"]["command"] == "python -m benchmarks tabular --seeds 1"
     assert "QEMRL" in page.read_text(encoding="utf-8")
 
 
@@ -156,7 +157,7 @@ def test_what_is_there_is_not_measured_again_unless_asked_or_with_another_comman
         run_benches([bench], path, page, again)
         record = everything.read(path)
         assert record["tabular"]["date"] != "old"
-        assert record["tabular"]["command"] == "qemrl bench tabular --seeds 2"
+        assert record["tabular"]["command"] == "python -m benchmarks tabular --seeds 2"
         assert record["value"] == VALUE
 
 
@@ -171,10 +172,13 @@ def test_what_was_there_stays_when_a_new_measurement_fails_or_is_interrupted(tmp
     assert failed.value.code == 1
     with pytest.raises(SystemExit) as interrupted:
         run_benches(
-            [fast(), Bench("scaling", "qemrl bench scaling", interrupt)], path, tmp_path / "page.md", again=False
+            [fast(), Bench("scaling", "python -m benchmarks scaling", interrupt)],
+            path,
+            tmp_path / "page.md",
+            again=False,
         )
     assert interrupted.value.code == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command continues from there" in capsys.readouterr().err
     assert everything.read(path)["value"] == VALUE
     assert set(everything.read(path)) == {"value", "tabular"}
 
@@ -183,7 +187,7 @@ def test_what_was_there_stays_when_a_new_measurement_fails_or_is_interrupted(tmp
 def test_another_file_is_not_overwritten(text, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"mine\.json is not what `qemrl bench` writes: move it away"):
+    with pytest.raises(UsageError, match=r"mine\.json is not what `python -m benchmarks` writes: move it away"):
         bench_all(json_file=path, page=tmp_path / "page.md")
     with pytest.raises(UsageError, match="is not what"):
         bench_page(path, tmp_path / "page.md")
@@ -192,7 +196,7 @@ def test_another_file_is_not_overwritten(text, tmp_path):
 
 
 def test_a_page_of_nothing_and_no_time_at_all_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"there is no .*none\.json: `qemrl bench` measures"):
+    with pytest.raises(UsageError, match=r"there is no .*none\.json: `python -m benchmarks` measures"):
         bench_page(tmp_path / "none.json", tmp_path / "page.md")
     with pytest.raises(UsageError, match="--seconds must be positive; got nan"):
         bench_all(seconds=float("nan"))

@@ -12,7 +12,7 @@ from benchmarks.scaling import (
     Point,
     Sizes,
     fitted_exponent,
-    growth_of,
+    make_growth,
     make_laps,
     run,
     with_quantiles,
@@ -44,7 +44,7 @@ def test_one_number_does_not_grow(numbers):
 def test_growth_is_of_medians_and_its_ratio_of_twins():
     # In the third round the machine is ten times slower, for both.
     times = {2: Timing([1.0, 2.0, 20.0]), 8: Timing([4.0, 6.0, 60.0])}
-    growth = growth_of("seeds", "qr-dqn", times, {2: 8, 8: 32})
+    growth = make_growth("seeds", "qr-dqn", times, {2: 8, 8: 32})
     assert growth.points == [Point(2, 2000.0, 4.0), Point(8, 6000.0, 32 / 6)]
     assert growth.exponent == pytest.approx(math.log(3, 4))
     assert growth.ratio == 3.0  # of 4, 3 and 3

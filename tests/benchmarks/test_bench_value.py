@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import command, peer_turns, peers, turns, value
+from benchmarks.__main__ import main
 from benchmarks.iterations import (
     DOMAINS,
     PAIRS,
@@ -24,7 +25,6 @@ from benchmarks.qemrl_value import TASKS, settings, take_turn
 from benchmarks.roofline import layer_multiply_adds, matrix_multiply_peak, update_operations
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueAgent, ValueConfig
-from qemrl.cli.app import main
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
 from qemrl.exploration import EpsilonGreedy
 from qemrl.training.loops import describe_environment
@@ -131,13 +131,13 @@ def test_the_best_thread_counts_are_compared_turn_by_turn():
         ("sb3", 1): [5.0, 5.0, 5.0],
         ("sb3", 2): [8.0, 20.0, 10.0],
     }
-    line = value.speed_of("cartpole", 1, 8.0, sides)
+    line = value.make_speed("cartpole", 1, 8.0, sides)
     assert (line.threads, line.peer_threads) == (1, 2)
     assert (line.steps_per_second, line.peer_steps_per_second) == (90.0, 10.0)
     assert line.ratio == 9.0  # of 10, 5 and 9
     assert line.holds is True
-    assert value.speed_of("cartpole", 1, 9.5, sides).holds is False
-    assert value.speed_of("cartpole", 1, None, sides).holds is None
+    assert value.make_speed("cartpole", 1, 9.5, sides).holds is False
+    assert value.make_speed("cartpole", 1, None, sides).holds is None
     assert json.loads(json.dumps(line.rates))["sb3, 2 threads"] == [8.0, 20.0, 10.0]
 
 
@@ -190,7 +190,7 @@ def test_the_cache_of_the_user_holds_peers(monkeypatch, tmp_path):
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
 def test_no_time_at_all_is_refused(seconds, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "value", "--seconds", seconds])
+        main(["value", "--seconds", seconds])
     assert exit_.value.code == 2
     assert "--seconds must be positive" in capsys.readouterr().err
 
@@ -198,18 +198,18 @@ def test_no_time_at_all_is_refused(seconds, capsys):
 def test_a_peer_that_cannot_be_made_is_a_usage_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "value", "--peers-folder", str(tmp_path / "file")])
+        main(["value", "--peers-folder", str(tmp_path / "file")])
     assert exit_.value.code == 2
     assert "choose another --peers-folder" in capsys.readouterr().err
 
 
 def test_the_report_is_shown_and_is_plain_data(capsys):
     sides = {("qemrl 1", 1): [80.0], ("qemrl 3", 1): [120.0], ("sb3", 1): [5.0]}
-    speeds = [value.speed_of("minatar", 1, 10.0, sides), value.speed_of("minatar", 3, None, sides)]
+    speeds = [value.make_speed("minatar", 1, 10.0, sides), value.make_speed("minatar", 3, None, sides)]
     overheads = [Overhead("atari", "qem-dqn", 10.0, "qr-dqn", 9.9, 1.03, 1.02)]
     shares = [Share("pong", 2_000_000_000, 20.0, 100.0, 250.0, 0.4)]
     report = value.ValueReport(speeds, overheads, shares, {})
-    command.show(report)
+    command.show_value(report)
     shown = capsys.readouterr().out
     for text in ("MinAtar Breakout", "3 seeds at once", "16.00", "10 ✓", "1.030", "1.02 ✗", "2,000", "40%"):
         assert text in shown

@@ -1,7 +1,6 @@
 """The command line, in real processes."""
 
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -44,12 +43,9 @@ def test_list_shows_every_preset_and_item_and_answers_without_jax():
 
 def test_help_and_version():
     for arguments, expected in {
-        ("--help",): ["list", "fits", "reproduce", "bench"],
-        ("bench", "--help"): ["estimator", "tabular"],
+        ("--help",): ["list", "fits", "reproduce"],
         ("reproduce", "--help"): ["--scale", "--out", "--seed", "--again"],
-        ("bench", "tabular", "--help"): ["--seeds", "--steps", "--json-file"],
         ("fits", "--help"): ["--out", "--quantiles", "--noise", "--trials", "--seed"],
-        ("bench", "estimator", "--help"): ["--rounds", "--json-file"],
         ("--version",): [qemrl.__version__],
     }.items():
         result = run(*arguments)
@@ -62,7 +58,6 @@ def test_help_and_version():
     ("arguments", "message"),
     [
         (("lst",), "has no command `lst`; did you mean `qemrl list`?"),
-        (("bench", "estimatr"), "has no command `estimatr`; did you mean `qemrl bench estimator`?"),
         (("xyzzy",), "has no command `xyzzy`; try `qemrl --help`"),
         (("fits", "--sed", "3"), "--seed"),
         (("fits", "--seed", "three"), "--seed"),
@@ -70,12 +65,9 @@ def test_help_and_version():
         (("fits", "--quantiles", "3"), "--quantiles must be at least 4, the highest order; got 3"),
         (("fits", "--noise", "-1.0"), "--noise"),
         (("fits", "--trials", "0"), "--trials must be at least 1; got 0"),
-        (("bench", "estimator", "--rounds", "0"), "--rounds must be at least 1; got 0"),
-        (("bench", "tabular", "--steps", "15"), "--steps must be a multiple of 10; got 15"),
         (("reproduce", "frozen-lak"), "there is no item `frozen-lak`; did you mean `frozen-lake`?"),
         (("reproduce", "table-4", "--scale", "huge"), "--scale"),
         (("reproduce",), "Missing from qemrl reproduce"),
-        (("bench", "--seconds", "0"), "--seconds must be positive; got 0"),
         ((), "list"),
     ],
 )
@@ -116,25 +108,6 @@ def test_fits_draws_the_same_figure_and_table_from_the_same_seed(tmp_path):
             assert float(row["rmse_random"]) > 1.8 * float(row["rmse_fixed"])
         else:
             assert 0 < float(row["r_squared"]) < 1
-
-
-def test_bench_prints_and_writes_every_ratio(tmp_path):
-    result = run("bench", "estimator", "--rounds", "2", "--json-file", "deep/bench.json", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    report = json.loads((tmp_path / "deep" / "bench.json").read_text())
-    lines = report["comparisons"]
-    assert {(line["levels"], tuple(line["shape"]), line["timed"]) for line in lines} == {
-        ("fixed", (32, 18, 200), "called"),
-        ("fixed", (32, 18, 200), "chained"),
-        ("fixed", (256, 32), "called"),
-        ("fixed", (256, 32), "chained"),
-        ("sampled", (256, 32), "called"),
-        ("sampled", (256, 32), "chained"),
-    }
-    for line in lines:
-        assert line["ratio"] > 0
-        assert f"{line['ratio']:.3f}" in result.stdout
-    assert sum(line["limit"] is not None for line in lines) == 4
 
 
 def test_an_interrupt_ends_fits_without_a_traceback(tmp_path):

@@ -17,7 +17,7 @@ from qemrl.agents.value import ValueConfig
 from qemrl.cli.app import main
 from qemrl.training import checkpoint
 from qemrl.training.config import read_config
-from qemrl.training.machine import machine_in_short
+from qemrl.training.machine import summarize_machine
 from qemrl.training.run_directory import RunDirectory
 
 QEMRL = Path(sys.executable).parent / "qemrl"
@@ -64,7 +64,7 @@ def test_options_reach_the_configuration(run):
 def test_a_run_leaves_records_evaluations_a_checkpoint_and_a_mark(run):
     records = RunDirectory(run).read_metrics()
     assert [record["step"] for record in RunDirectory(run).read_timing()] == sorted({r["step"] for r in records})
-    assert {record["machine"] for record in RunDirectory(run).read_timing()} == {machine_in_short()}
+    assert {record["machine"] for record in RunDirectory(run).read_timing()} == {summarize_machine()}
     assert [(record["step"], record["seed"]) for record in records] == [(100, 0), (100, 1), (200, 0), (200, 1)]
     assert all("eval/mean_reward" in record and "bad_step" not in record for record in records)
     assert len(list((run / "evaluations").iterdir())) == 4

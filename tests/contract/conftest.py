@@ -20,13 +20,12 @@ from small_loops import LEARNERS, compiled_loop, host_loop, tiny
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import AgentState
 from qemrl.distributional.representations import ImplicitQuantiles
-from qemrl.envs.gym.hosted import hosted
+from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
 from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.probes import PROBES
-from qemrl.training.accumulator import Accumulator
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.randomness import Keys
+from qemrl.training.schedule import Accumulator, Keys
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 NUM_ENVS = 4
@@ -96,7 +95,7 @@ class System:
         continuous = isinstance(self.config, ActorCriticConfig)
         self.probes = tuple(BOX_PROBES if continuous else PROBES)
         self.host_probes = ("c5", "c6") if continuous else ("5", "6")
-        self.keys = Keys.of(SEEDS[0])
+        self.keys = Keys.from_seed(SEEDS[0])
         self._generated: Any = None
 
     @cached_property
@@ -110,7 +109,7 @@ class System:
 
     @cached_property
     def host(self) -> HostLoop:
-        return host_loop(self.config, partial(hosted, mixed_probes(self.host_probes)), NUM_ENVS, SEEDS[0])
+        return host_loop(self.config, partial(JaxEnvAdapter, mixed_probes(self.host_probes)), NUM_ENVS, SEEDS[0])
 
     @cached_property
     def host_start(self) -> AgentState:

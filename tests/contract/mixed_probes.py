@@ -5,19 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from qemrl.envs.jax.box_probes import BOX_PROBES, BoxProbe
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
+from qemrl.envs.jax.env import JaxEnv, Outcome
 from qemrl.envs.jax.probes import PROBES, Probe
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.types import ActionBox, EnvSpec
 
 ALL: dict[str, Probe | BoxProbe] = {**PROBES, **BOX_PROBES}
 
 
-def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
+def mixed_probes(names: tuple[str, ...]) -> JaxEnv:
     """An environment whose episodes are those of one of the probes, by chance; the observation also says of which.
 
     Its box is the widest of theirs, which fills that of each.
     """
-    envs = [make_compiled(f"probe/{name}") for name in names]
+    envs = [make_jax_env(f"probe/{name}") for name in names]
     count, num_actions, box = len(envs), max(env.spec.num_actions for env in envs), common_box(names)
 
     def show(number, observation):
@@ -55,9 +56,9 @@ def mixed_probes(names: tuple[str, ...]) -> CompiledEnv:
     ends = (-1.0,) * size, (1.0,) * size
     if box is not None:
         spec = EnvSpec(name, (size,), "float32", 0, observation_low=ends[0], observation_high=ends[1], box=box)
-        return CompiledEnv(spec, reset, step, envs[0].draw)
+        return JaxEnv(spec, reset, step, envs[0].draw)
     spec = EnvSpec(name, (size,), "float32", num_actions, True, observation_low=ends[0], observation_high=ends[1])
-    return CompiledEnv(spec, reset, step, envs[0].draw, jax.jit(mask))
+    return JaxEnv(spec, reset, step, envs[0].draw, jax.jit(mask))
 
 
 def common_box(names: tuple[str, ...]) -> ActionBox | None:
@@ -68,7 +69,7 @@ def common_box(names: tuple[str, ...]) -> ActionBox | None:
 
 def box_of(name: str) -> ActionBox | None:
     """The probe's own box."""
-    return make_compiled(f"probe/{name}").spec.box
+    return make_jax_env(f"probe/{name}").spec.box
 
 
 def moved(action, source: ActionBox, goal: ActionBox):

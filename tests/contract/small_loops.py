@@ -13,12 +13,12 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.ensembles import PooledTruncation
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.envs.gym.host_envs import make_host_envs
-from qemrl.envs.jax.compiled import CompiledEnv
+from qemrl.envs.jax.env import JaxEnv
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import DeviceReplay, HostReplay, ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.schedule import StepSchedule, make_step_schedule
+from qemrl.training.schedule import LoopSettings, make_step_schedule
 
 DISCOUNT = 0.8
 TEMPERATURE = 0.01
@@ -96,18 +96,15 @@ def _few_levels(representation: Any, kappa: float) -> Any:
 
 
 def compiled_loop(
-    config: AgentConfig, env: CompiledEnv, num_envs: int, seeds: tuple[int, ...], evaluation_episodes: int
+    config: AgentConfig, env: JaxEnv, num_envs: int, seeds: tuple[int, ...], evaluation_episodes: int
 ) -> CompiledLoop:
     """The compiled loop around an agent of this configuration."""
     return CompiledLoop(
         make_agent(config, env.spec),
         env,
         DeviceReplay(env.spec, num_envs, config.replay, config.discount),
-        _schedule(config, num_envs),
-        config.batch_size,
-        config.clip_rewards,
+        _settings(config, num_envs, evaluation_episodes),
         seeds,
-        evaluation_episodes,
     )
 
 
@@ -120,18 +117,15 @@ def host_loop(config: AgentConfig, make: Callable[..., gymnasium.Env], num_envs:
     return HostLoop(
         make_agent(config, envs.spec),
         envs,
-        lambda count: make_host_envs(NAME, count),
         HostReplay(envs.spec, num_envs, config.replay, config.discount),
-        _schedule(config, num_envs),
-        config.batch_size,
-        config.replay.prioritized,
-        config.clip_rewards,
+        _settings(config, num_envs, 2),
         seed,
-        2,
+        lambda count: make_host_envs(NAME, count),
     )
 
 
-def _schedule(config: AgentConfig, num_envs: int) -> StepSchedule:
-    return make_step_schedule(
+def _settings(config: AgentConfig, num_envs: int, evaluation_episodes: int) -> LoopSettings:
+    schedule = make_step_schedule(
         num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size
     )
+    return LoopSettings(schedule, config.batch_size, config.clip_rewards, evaluation_episodes)

@@ -19,7 +19,8 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetwo
 from qemrl.agents.presets import AgentConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.envs.jax.box_probes import BOX_PROBES
-from qemrl.envs.jax.compiled import CompiledEnv, make_compiled, time_limited
+from qemrl.envs.jax.env import JaxEnv, limit_time
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
@@ -35,7 +36,7 @@ class Recorded(gymnasium.Env):
 
     def __init__(self, spec: EnvSpec, rows: dict[str, np.ndarray], chosen: list[np.ndarray]) -> None:
         self.rows, self.chosen, self.now = rows, chosen, 0
-        # The bounds are the compiled environment's: networks bring observations to [−1, 1] by them.
+        # The bounds are the JAX environment's: networks bring observations to [−1, 1] by them.
         low, high = (np.array(ends, np.float32) for ends in (spec.observation_low, spec.observation_high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         if spec.box is None:
@@ -59,11 +60,11 @@ class Recorded(gymnasium.Env):
         return row["next_observation"], float(row["reward"]), bool(row["terminated"]), bool(row["truncated"]), {}
 
 
-def cartpole() -> CompiledEnv:
-    return time_limited(make_compiled("jax/cartpole"), 15)  # some episodes end by falling, some by the limit
+def cartpole() -> JaxEnv:
+    return limit_time(make_jax_env("jax/cartpole"), 15)  # some episodes end by falling, some by the limit
 
 
-def probes() -> CompiledEnv:
+def probes() -> JaxEnv:
     return mixed_probes(tuple(BOX_PROBES))  # the sixth ends by a limit, the others do not
 
 
@@ -118,7 +119,7 @@ def host_run(config: AgentConfig, spec: EnvSpec, recorded: dict[str, np.ndarray]
     ids=["qr-dqn", "iqem-dqn prioritized three-step", "sac", "td3", "tqc", "dsac-iqn prioritized three-step"],
 )
 def test_both_loops_make_the_same_updates_from_the_same_transitions(
-    preset: str, make: Callable[[], CompiledEnv], replay: ReplayConfig
+    preset: str, make: Callable[[], JaxEnv], replay: ReplayConfig
 ):
     config = hurried(preset, replay)
     compiled = compiled_loop(config, make(), NUM_ENVS, (SEED,), 1)

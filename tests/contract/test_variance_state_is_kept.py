@@ -11,7 +11,7 @@ from small_loops import compiled_loop, host_loop, tiny
 
 from qemrl.agents.target_networks import Snapshots
 from qemrl.agents.value import ValueConfig
-from qemrl.envs.gym.hosted import hosted
+from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
 from qemrl.estimators import QEM, CountedVariance, ResidualVariance, SparsityVariance
 
 BASE = tiny("qem-dqn")
@@ -47,7 +47,7 @@ def test_the_compiled_loop_goes_on_from_a_checkpoint_bit_for_bit(name: str):
 
 @pytest.mark.parametrize("name", ["counts", "snapshots"])
 def test_the_host_loop_goes_on_from_a_checkpoint_bit_for_bit(name: str):
-    loop = host_loop(CONFIGS[name], partial(hosted, mixed_probes(probes_for(name))), 2, 0)
+    loop = host_loop(CONFIGS[name], partial(JaxEnvAdapter, mixed_probes(probes_for(name))), 2, 0)
     loop.advance(400, False, lambda: False)
     arrays = {place: np.array(array) for place, array in loop.arrays().items()}
     loop.advance(600, False, lambda: False)

@@ -20,8 +20,8 @@ from qemrl.envs.gym.host_envs import (
     UnsupportedEnvironment,
     make_host_envs,
 )
-from qemrl.envs.gym.hosted import hosted
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome
+from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
+from qemrl.envs.jax.env import JaxEnv, Outcome
 from qemrl.types import ActionBox, EnvSpec
 
 
@@ -237,9 +237,9 @@ def test_without_mujoco_the_extra_is_named(monkeypatch):
 
 
 def sliding():
-    """A compiled environment that adds its actions up."""
+    """A JAX environment that adds its actions up."""
     box = ActionBox((2, 1), (-1.0, -0.1), (1.0, 0.3))
-    return CompiledEnv(
+    return JaxEnv(
         EnvSpec("sliding", (2,), "float32", 0, box=box),
         reset=lambda _: (jnp.zeros(2), jnp.zeros(2)),
         step=lambda state, action, _: Outcome(
@@ -249,8 +249,8 @@ def sliding():
     )
 
 
-def test_compiled_environments_with_continuous_actions_are_hosted():
-    env = hosted(sliding())
+def test_jax_environments_with_continuous_actions_are_adapted():
+    env = JaxEnvAdapter(sliding())
     low, high = np.array([[-1.0], [-0.1]], np.float32), np.array([[1.0], [0.3]], np.float32)
     assert env.action_space == spaces.Box(low, high, dtype=np.float32)
     env.reset(seed=0)
@@ -265,8 +265,8 @@ def test_compiled_environments_with_continuous_actions_are_hosted():
             env.step(np.full((2, 1), wrong, np.float32))
 
 
-def test_hosted_environments_run_side_by_side():
-    envs = HostEnvs(InProcessEnvs(lambda: hosted(sliding()), 2), "sliding")
+def test_adapters_run_side_by_side():
+    envs = HostEnvs(InProcessEnvs(lambda: JaxEnvAdapter(sliding()), 2), "sliding")
     assert envs.spec.box is not None
     np.testing.assert_allclose(np.array(envs.spec.box.low), [-1, -0.1], rtol=1e-6)
     step = envs.step(np.full((2, 2, 1), 9, np.float32))

@@ -8,8 +8,9 @@ import pytest
 from scipy import stats
 
 from qemrl.envs.jax.box_probes import BOX_PROBES
-from qemrl.envs.jax.compiled import autoreset_step, make_compiled
+from qemrl.envs.jax.env import autoreset_step
 from qemrl.envs.jax.probes import LIMIT, PROBES
+from qemrl.envs.jax.registry import make_jax_env
 
 ALL = sorted(BOX_PROBES)
 STEPS = 4000
@@ -18,7 +19,7 @@ GRID = 61
 
 
 def box_of(name: str) -> tuple[float, float]:
-    box = make_compiled(f"probe/{name}").spec.box
+    box = make_jax_env(f"probe/{name}").spec.box
     assert box is not None
     return box.low[0], box.high[0]
 
@@ -26,7 +27,7 @@ def box_of(name: str) -> tuple[float, float]:
 @lru_cache
 def play(name: str):
     """Observations and outcomes of play by best actions, at random where any is as good; NumPy."""
-    probe, env = BOX_PROBES[name], make_compiled(f"probe/{name}")
+    probe, env = BOX_PROBES[name], make_jax_env(f"probe/{name}")
     low, high = box_of(name)
     places = jnp.asarray(probe.observations, jnp.float32)
 
@@ -48,7 +49,7 @@ def play(name: str):
 
 @pytest.mark.parametrize("name", ALL)
 def test_observations_and_actions_are_one_number_each(name):
-    probe, spec = BOX_PROBES[name], make_compiled(f"probe/{name}").spec
+    probe, spec = BOX_PROBES[name], make_jax_env(f"probe/{name}").spec
     assert (spec.observation_shape, spec.observation_low, spec.observation_high) == ((1,), (-1.0,), (1.0,))
     assert (spec.num_actions, spec.action_shape, spec.action_dtype, spec.has_mask) == (0, (1,), "float32", False)
     assert box_of(name) == ((-2.0, 4.0) if name == "c5" else (-1.0, 1.0))
@@ -92,7 +93,7 @@ def test_the_best_actions_have_the_mean_return(name):
 @pytest.mark.parametrize("name", ALL)
 def test_no_action_of_the_box_is_better_than_the_best(name):
     """One step from each first state with each of many actions, all with the same key."""
-    probe, env = BOX_PROBES[name], make_compiled(f"probe/{name}")
+    probe, env = BOX_PROBES[name], make_jax_env(f"probe/{name}")
     tried = np.linspace(*box_of(name), GRID).astype(np.float32)
     step = jax.jit(jax.vmap(env.step, (None, 0, None)))
     starts = {}
@@ -113,7 +114,7 @@ def test_no_action_of_the_box_is_better_than_the_best(name):
 
 
 def test_the_aims_are_missed_by_an_agent_that_does_not_scale_or_look():
-    env = make_compiled("probe/c5")
+    env = make_jax_env("probe/c5")
     rewards = {}
     for number in range(20):
         state, observation = env.reset(jax.random.key(number))
@@ -148,6 +149,6 @@ def test_random_rewards_have_the_law_whose_quantiles_are_given():
 
 def test_numbered_probes_keep_their_own_spec():
     for name in PROBES:
-        spec = make_compiled(f"probe/{name}").spec
+        spec = make_jax_env(f"probe/{name}").spec
         assert (spec.id, spec.box) == (f"probe/{name}", None)
         assert spec.num_actions > 0

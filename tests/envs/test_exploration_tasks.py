@@ -6,17 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.envs.jax import compiled
-from qemrl.envs.jax.chain import chain
-from qemrl.envs.jax.chain import right_actions as chain_rights
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled, sparse
-from qemrl.envs.jax.deep_sea import deep_sea, right_actions
+from qemrl.envs.jax.env import JaxEnv, Outcome, TimeLimitState, delay_rewards, limit_time
+from qemrl.envs.jax.exploration_tasks import (
+    chain_right_actions,
+    deep_sea_right_actions,
+    make_chain,
+    make_deep_sea,
+)
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.types import EnvSpec
 
 
 def actions_right(size: int) -> np.ndarray:
     """Which action goes right in each cell, found by trying both."""
-    env = deep_sea(size)
+    env = make_deep_sea(size)
     step = jax.jit(env.step)
     meant = np.zeros((size, size), np.int32)
     for row in range(size - 1):
@@ -26,7 +29,7 @@ def actions_right(size: int) -> np.ndarray:
     return meant
 
 
-def dive(env: CompiledEnv, size: int, choose, key=0) -> tuple[float, list[int]]:
+def dive(env: JaxEnv, size: int, choose, key=0) -> tuple[float, list[int]]:
     """The return of an episode, and the columns that the diver was in; the episode must have `size` steps."""
     step, (state, observation) = jax.jit(env.step), env.reset(jax.random.key(0))
     total, columns = 0.0, []
@@ -44,9 +47,9 @@ def dive(env: CompiledEnv, size: int, choose, key=0) -> tuple[float, list[int]]:
 
 def test_the_treasure_of_the_deep_sea_is_found_by_going_right_always():
     size = 6
-    env, meant = deep_sea(size), actions_right(size)
+    env, meant = make_deep_sea(size), actions_right(size)
     assert 0 < meant[:-1, :-1].mean() < 1  # which action is right differs from cell to cell
-    right = right_actions(size)
+    right = deep_sea_right_actions(size)
     np.testing.assert_array_equal(meant[:-1, :-1], right[:-1, :-1])
     total, columns = dive(env, size, lambda row, column: right[row, column])
     assert columns == [0, 1, 2, 3, 4, 5]
@@ -61,8 +64,8 @@ def test_the_treasure_of_the_deep_sea_is_found_by_going_right_always():
 
 def test_the_stochastic_sea_sometimes_turns_right_into_left_and_has_noise_in_the_corners():
     size, tries = 8, 4000
-    env = deep_sea(size, stochastic=True)
-    right = jnp.asarray(right_actions(size))
+    env = make_deep_sea(size, stochastic=True)
+    right = jnp.asarray(deep_sea_right_actions(size))
 
     def episode(key):
         def step(carry, now):
@@ -84,7 +87,7 @@ def test_the_stochastic_sea_sometimes_turns_right_into_left_and_has_noise_in_the
 
 def test_the_chain_pays_at_its_far_end():
     size = 10
-    env, rights = chain(size), chain_rights(size)
+    env, rights = make_chain(size), chain_right_actions(size)
     assert 0 < rights.mean() < 1  # which action is right differs from cell to cell
     for actions, expected in ((rights, 12.0), (1 - rights, 0.001 * (size + 9))):
         step, (state, observation) = jax.jit(env.step), env.reset(jax.random.key(0))
@@ -101,13 +104,13 @@ def test_the_chain_pays_at_its_far_end():
 
 def test_a_sea_that_is_not_deep_and_a_chain_without_a_way_are_refused():
     with pytest.raises(ValueError, match="a sea of size 1 is not deep: give at least 2"):
-        deep_sea(1)
+        make_deep_sea(1)
     with pytest.raises(ValueError, match="a chain of 2 cells has no way to go: give at least 3"):
-        chain(2)
+        make_chain(2)
 
 
 def test_the_mountain_car_drives_as_gymnasiums_does():
-    env, reference = make_compiled("jax/mountain-car"), gymnasium.make("MountainCar-v0").unwrapped
+    env, reference = make_jax_env("jax/mountain-car"), gymnasium.make("MountainCar-v0").unwrapped
     step, rng = jax.jit(env.step), np.random.default_rng(0)
     for _ in range(300):
         state = np.array([rng.uniform(-1.2, 0.6), rng.uniform(-0.07, 0.07)], np.float32)
@@ -115,7 +118,7 @@ def test_the_mountain_car_drives_as_gymnasiums_does():
         reference.reset()
         reference.state = tuple(state.astype(np.float64))  # type: ignore[attr-defined]
         observation, reward, terminated, _, _ = reference.step(action)
-        outcome = step(compiled.Timed(jnp.asarray(state), jnp.int32(0)), jnp.int32(action), jax.random.key(0))
+        outcome = step(TimeLimitState(jnp.asarray(state), jnp.int32(0)), jnp.int32(action), jax.random.key(0))
         np.testing.assert_allclose(outcome.observation, observation, rtol=2e-6, atol=2e-7)
         assert float(outcome.reward) == reward == -1.0
         assert bool(outcome.terminated) == terminated
@@ -135,16 +138,16 @@ def test_a_sparse_environment_pays_the_same_return_at_the_end():
         del key
         return jnp.int32(0), jnp.zeros(1, jnp.float32)
 
-    dense = CompiledEnv(EnvSpec("dense", (1,), "float32", 2), reset, step, lambda _: np.zeros((1, 1, 3), np.uint8))
-    for env, expected in ((sparse(dense, "thin"), [0, 0, 6]), (compiled.time_limited(dense, 2), [1, 2])):
+    dense = JaxEnv(EnvSpec("dense", (1,), "float32", 2), reset, step, lambda _: np.zeros((1, 1, 3), np.uint8))
+    for env, expected in ((delay_rewards(dense, "thin"), [0, 0, 6]), (limit_time(dense, 2), [1, 2])):
         state, rewards = env.reset(jax.random.key(0))[0], []
         for _ in expected:
             outcome = env.step(state, jnp.int32(0), jax.random.key(0))
             state = outcome.state
             rewards.append(float(outcome.reward))
         assert rewards == expected
-    assert sparse(dense, "thin").spec == EnvSpec("thin", (1,), "float32", 2)
-    cut = sparse(compiled.time_limited(dense, 2), "cut")
+    assert delay_rewards(dense, "thin").spec == EnvSpec("thin", (1,), "float32", 2)
+    cut = delay_rewards(limit_time(dense, 2), "cut")
     state = cut.reset(jax.random.key(0))[0]
     for reward in (0.0, 3.0):  # a truncated episode is paid, too
         outcome = cut.step(state, jnp.int32(0), jax.random.key(0))

@@ -10,7 +10,6 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from qemrl.envs.gym.bounds import USUAL_BOUNDS
 from qemrl.envs.gym.host_envs import (
     HostEnvs,
     InProcessEnvs,
@@ -21,6 +20,7 @@ from qemrl.envs.gym.host_envs import (
     is_atari,
     make_host_envs,
 )
+from qemrl.envs.gym.spaces import USUAL_BOUNDS
 
 MODES = list(AutoresetMode)
 ACTIONS = np.random.default_rng(0).integers(0, 3, (2, 200))

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.jax.compiled import Timed, make_compiled
-from qemrl.envs.jax.pendulum import MAX_STEPS
+from qemrl.envs.jax.classic_control import PENDULUM_MAX_STEPS
+from qemrl.envs.jax.env import TimeLimitState
+from qemrl.envs.jax.registry import make_jax_env
 
 
 @pytest.fixture(scope="module")
 def env():
-    return make_compiled("jax/pendulum")
+    return make_jax_env("jax/pendulum")
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,11 @@ def reference():
     return made
 
 
-def at(angle: float, spin: float) -> Timed:
-    return Timed(jnp.array([angle, spin], jnp.float32), jnp.int32(0))
+def at(angle: float, spin: float) -> TimeLimitState:
+    return TimeLimitState(jnp.array([angle, spin], jnp.float32), jnp.int32(0))
 
 
-def set_state(reference, state: Timed) -> None:
+def set_state(reference, state: TimeLimitState) -> None:
     reference.unwrapped.state = np.asarray(state.inner, np.float64)
 
 
@@ -70,14 +71,14 @@ def test_it_follows_gymnasiums_under_random_torques_to_the_truncation(
     rng, state = np.random.default_rng(1), at(angle, spin)
     set_state(reference, state)
     turns = 0.0
-    for now in range(1, MAX_STEPS + 1):
+    for now in range(1, PENDULUM_MAX_STEPS + 1):
         torque = rng.uniform(-2.5, 2.5, 1).astype(np.float32)
         expected, reward, terminated, truncated, _ = reference.step(torque)
         state, *outcome = step(state, torque, jax.random.key(0))
         np.testing.assert_allclose(outcome[0], expected, atol=tolerance)
         np.testing.assert_allclose(outcome[1], reward, atol=4 * tolerance)
         assert not terminated
-        assert [bool(outcome[2]), bool(outcome[3])] == [terminated, truncated] == [False, now == MAX_STEPS]
+        assert [bool(outcome[2]), bool(outcome[3])] == [terminated, truncated] == [False, now == PENDULUM_MAX_STEPS]
         turns = max(turns, abs(reference.unwrapped.state[0]) / (2 * np.pi))
     assert (turns > 1) == over_the_top
 

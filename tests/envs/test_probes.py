@@ -8,8 +8,9 @@ import pytest
 from scipy import stats
 
 from qemrl.envs.jax.box_probes import BOX_PROBES
-from qemrl.envs.jax.compiled import COMPILED, autoreset_step, make_compiled
+from qemrl.envs.jax.env import autoreset_step
 from qemrl.envs.jax.probes import FORBIDDEN, LIMIT, PROBES
+from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
 
 ALL = sorted(PROBES)
 
@@ -17,7 +18,7 @@ ALL = sorted(PROBES)
 @lru_cache
 def play(name: str, steps: int, seed: int = 0):
     """Observations, masks, actions and outcomes of play by allowed actions at random; NumPy."""
-    env = make_compiled(f"probe/{name}")
+    env = make_jax_env(f"probe/{name}")
 
     def step(carry, now):
         state, observation = carry
@@ -36,9 +37,9 @@ def play(name: str, steps: int, seed: int = 0):
     return jax.tree.map(np.asarray, jax.jit(run)())
 
 
-def test_the_list_of_compiled_environments_has_all_probes():
+def test_the_list_of_jax_environments_has_all_probes():
     assert {f"probe/{name}" for name in [*PROBES, *BOX_PROBES]} == {
-        env_id for env_id in COMPILED if env_id.startswith("probe/")
+        env_id for env_id in JAX_ENVS if env_id.startswith("probe/")
     }
 
 
@@ -67,7 +68,7 @@ def test_the_answers_solve_the_bellman_equation_on_what_is_seen(name, discount):
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_greedy_policy_of_the_answers_has_the_mean_return(name):
-    probe, env = PROBES[name], make_compiled(f"probe/{name}")
+    probe, env = PROBES[name], make_jax_env(f"probe/{name}")
     table = np.nan_to_num(np.array(probe.values(0.9)), nan=-np.inf)
     best = jnp.asarray(table.argmax(axis=1), jnp.int32)
     places = jnp.asarray(probe.observations, jnp.float32)
@@ -106,7 +107,7 @@ def test_random_rewards_have_the_law_whose_quantiles_are_given():
 
 
 def test_the_forbidden_action_tempts_and_only_the_last_state_forbids_it():
-    env = make_compiled("probe/8")
+    env = make_jax_env("probe/8")
     assert env.spec.has_mask
     state, _ = env.reset(jax.random.key(0))
     first_mask = env.mask(state)
@@ -121,4 +122,4 @@ def test_the_forbidden_action_tempts_and_only_the_last_state_forbids_it():
 
 
 def test_only_the_masked_probe_has_a_mask():
-    assert [name for name in ALL if make_compiled(f"probe/{name}").spec.has_mask] == ["8"]
+    assert [name for name in ALL if make_jax_env(f"probe/{name}").spec.has_mask] == ["8"]

@@ -42,14 +42,14 @@ class Callback:
     def __init__(self, stop_at: int | None = None) -> None:
         self.stop_at, self.began, self.steps = stop_at, [], []
 
-    def begin(self, config, step, lost):
+    def on_start(self, config, loop, lost):
         assert not lost
-        self.began.append((config.preset, step))
+        self.began.append((config.preset, loop.step))
 
-    def at(self, step):
+    def on_progress(self, step):
         pass
 
-    def record(self, records, steps_per_second):
+    def on_record(self, records, steps_per_second):
         self.steps.append(records[0]["step"])
         assert steps_per_second > 0
         if records[0]["step"] == self.stop_at:

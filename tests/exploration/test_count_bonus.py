@@ -14,7 +14,8 @@ from qemrl.exploration import ActionContext, BonusExploration, CountBonus, Linea
 from qemrl.exploration.counts import Counts
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
-from qemrl.training.loops import CompiledRun, HostRun, make_loop
+from qemrl.training.loops import make_loop
+from qemrl.training.threads import HostLoops
 from qemrl.types import EnvSpec, ReturnDist
 
 FIVE_STATES = EnvSpec("five cells", (5,), "bool", 3, num_states=5)
@@ -105,14 +106,13 @@ def run(env: str, reward: float) -> RunConfig:
     return replace(config, agent=agent, evaluation_episodes=1, log_every=120, evaluate_every=240, checkpoint_every=240)
 
 
-def stored(loop: CompiledRun | HostRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stored(loop: CompiledLoop | HostLoops) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Numbers of observations, actions and rewards in replay, in the order of steps."""
     arrays = loop.arrays()
-    if isinstance(loop, HostRun):
+    if isinstance(loop, HostLoops):
         observation, action, reward = (arrays[f"0/replay/{name}"] for name in ("observation", "action", "reward"))
     else:
-        assert isinstance(loop.loop, CompiledLoop)
-        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], loop.loop.state.replay)
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[0], loop.state.replay)
         observation, action, reward = rows.observation[:240], rows.action[:240], rows.reward[:240]
     return observation.reshape(240, -1).argmax(-1), action.reshape(-1)[:240], reward.reshape(-1)[:240]
 

@@ -18,7 +18,8 @@ from qemrl.paper.items.exploration_study import (
     outcome_of,
     run_of,
 )
-from qemrl.training.loops import CompiledRun, make_loop
+from qemrl.training.compiled_loop import CompiledLoop
+from qemrl.training.loops import make_loop
 
 
 def test_a_task_is_solved_when_it_is_twice_in_succession():
@@ -34,7 +35,7 @@ def test_a_task_is_solved_when_it_is_twice_in_succession():
 def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
     """Networks that have learned nothing choose by chance, and now and then get it right."""
     loop = make_loop(run_of("ε-greedy", task, 0, 400))
-    assert isinstance(loop, CompiledRun)
+    assert isinstance(loop, CompiledLoop)
     solved = task.solved(loop.loop, [])
     env, agent = loop.loop.env, loop.loop.agent
 
@@ -58,7 +59,7 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
 def test_the_mountain_car_is_solved_when_it_always_arrives():
     records = [{"eval/returns": returns} for returns in ([-120.0, -199.0], [-120.0, -200.0], [-200.0, -200.0])]
     loop = make_loop(run_of("ε-greedy", mountain_car_task(), 0, 1))
-    assert isinstance(loop, CompiledRun)
+    assert isinstance(loop, CompiledLoop)
     np.testing.assert_array_equal(mountain_car_task().solved(loop.loop, records), [True, False, False])
 
 

@@ -1,7 +1,6 @@
 """The spreads of quantiles, the truth that they are held against, and what is measured of them."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,9 @@ from scipy.special import ndtri
 
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome, make_compiled
+from qemrl.envs.jax.env import JaxEnv, Outcome
 from qemrl.envs.jax.probes import REWARD_STD
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import midpoints
 from qemrl.exploration import ActionContext, EpsilonGreedy, LeftTruncatedStdBonus
 from qemrl.paper.items import return_variance_study
@@ -34,8 +34,8 @@ from qemrl.paper.items.return_variance_study import (
     train,
 )
 from qemrl.tabular import Steps, chain, frozen_lake, make_mdp, return_distribution, solve
+from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
-from qemrl.training.loops import CompiledRun
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -118,7 +118,7 @@ def test_learned_quantiles_are_those_of_the_policys_actions():
     np.testing.assert_allclose(values, np.broadcast_to([[[1.0], [0.0]]], values.shape), atol=0.05)
 
 
-def coin(stop: float) -> CompiledEnv:
+def coin(stop: float) -> JaxEnv:
     """Pays 1 or 0 by a fair coin at each step, and ends with the chance `stop`; what is seen is how many there were."""
 
     def seen(state):
@@ -130,16 +130,16 @@ def coin(stop: float) -> CompiledEnv:
         return Outcome(state + 1, seen(state + 1), heads.astype(jnp.float32), ends, jnp.bool_(False))
 
     spec = EnvSpec("coin", (1,), "float32", 2, observation_low=(-1.0,), observation_high=(1.0,))
-    return CompiledEnv(spec, lambda _: (jnp.int32(0), seen(jnp.int32(0))), step, lambda _: np.zeros((1, 1, 3)))
+    return JaxEnv(spec, lambda _: (jnp.int32(0), seen(jnp.int32(0))), step, lambda _: np.zeros((1, 1, 3)))
 
 
-def player_of(env: CompiledEnv, discount: float) -> Player:
+def player_of(env: JaxEnv, discount: float) -> Player:
     config = replace(agent_run("probe/4", 0, 0).agent, network=NetworkConfig(widths=(4,)))
     agent = make_agent(config, env.spec)
     return Player(agent, agent.init(jax.random.key(0)).params, env, discount)
 
 
-def returns_of(env: CompiledEnv, discount: float, places: int, count: int) -> np.ndarray:
+def returns_of(env: JaxEnv, discount: float, places: int, count: int) -> np.ndarray:
     table = Table(player_of(env, discount), places, count)
     start = Places(*jax.vmap(env.reset)(jax.random.split(jax.random.key(1), places)))
     shares = []
@@ -173,7 +173,7 @@ def test_rollouts_stop_where_the_discount_is_negligible():
 
 
 def test_rollouts_of_the_probe_with_a_random_reward():
-    returns = returns_of(make_compiled("probe/7"), 0.99, 3, 1_000)
+    returns = returns_of(make_jax_env("probe/7"), 0.99, 3, 1_000)
     np.testing.assert_allclose(returns.std(-1), REWARD_STD, rtol=0.1)
     assert len(np.unique(returns)) == returns.size
 
@@ -191,16 +191,16 @@ def test_states_that_look_different_are_collected():
     assert not np.array_equal(many.states, read_runs(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states)
 
 
-class Pretence(CompiledRun):
+class Pretence(CompiledLoop):
     """A run that only counts its steps."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.loop = config, SimpleNamespace(step=0, agent="learner")
+        self.config, self.step, self.agent = config, 0, "learner"  # type: ignore[assignment]
 
     def advance(self, until, evaluate, stop):
         assert not evaluate
         assert not stop()
-        self.loop.step = until
+        self.step = until
         return []
 
     def params(self, index):
@@ -220,7 +220,7 @@ def test_an_agent_is_trained_to_the_end_of_its_run(monkeypatch):
 
 
 def test_quantiles_are_those_of_the_greedy_action():
-    player = player_of(make_compiled("probe/4"), 0.99)
+    player = player_of(make_jax_env("probe/4"), 0.99)
     observations = jnp.linspace(-1, 1, 6, dtype=jnp.float32)[:, None]
     values = np.asarray(player.agent.predict_distribution(player.params, observations).values)[:, 0]
     best = values.mean(-1).argmax(-1)

@@ -14,7 +14,7 @@ VECTOR = EnvSpec("vector", (3,), "float32", 4)
 
 
 def stacked(steps: list[Step]) -> Step:
-    """Steps along a new first axis, in the dtypes of a compiled environment."""
+    """Steps along a new first axis, in the dtypes of a JAX environment."""
     together = jax.tree.map(lambda *arrays: jnp.stack(arrays), *steps)
     return together._replace(action=together.action.astype(jnp.int32))
 
@@ -128,7 +128,7 @@ def test_the_required_memory_is_that_of_the_arrays(spec):
 def test_trees_are_those_of_numpy(leaves):
     generator = np.random.default_rng(2)
     tree, expected = jnp.zeros(2 * leaves), np.zeros(2 * leaves, np.float32)
-    update = jax.jit(sum_tree.with_leaves)
+    update = jax.jit(sum_tree.replace_leaves)
     for _ in range(20):
         indices, values = generator.integers(0, leaves, 6), generator.random(6).astype(np.float32)
         tree = update(tree, jnp.asarray(indices, jnp.int32), jnp.asarray(values))
@@ -140,7 +140,7 @@ def test_trees_are_those_of_numpy(leaves):
 def test_no_rounding_leads_to_an_empty_leaf(seed):
     generator = np.random.default_rng(seed)
     values = (10.0 ** generator.uniform(-6, 6, 1024) * (generator.random(1024) < 0.1)).astype(np.float32)
-    tree = sum_tree.with_leaves(jnp.zeros(2048), jnp.arange(1024), jnp.asarray(values))
+    tree = sum_tree.replace_leaves(jnp.zeros(2048), jnp.arange(1024), jnp.asarray(values))
     for draws in (random_bits(999), jnp.full(999, 2**32 - 1, jnp.uint32), jnp.zeros(999, jnp.uint32)):
         assert (values[np.asarray(jax.jit(sum_tree.find)(tree, draws))] > 0).all()
 

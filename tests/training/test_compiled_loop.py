@@ -10,7 +10,7 @@ from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.replay import ReplayConfig
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import configure
-from qemrl.training.loops import CompiledRun, make_loop
+from qemrl.training.loops import make_loop
 
 CAPACITY = 100_000
 
@@ -27,9 +27,9 @@ def make(num_envs: int, update_every: int, n_step: int, prioritized: bool, num_s
         update_every=update_every,
         target_every=16,
     )
-    run = make_loop(replace(config, agent=agent, evaluation_episodes=1))
-    assert isinstance(run, CompiledRun)
-    return run.loop
+    loop = make_loop(replace(config, agent=agent, evaluation_episodes=1))
+    assert isinstance(loop, CompiledLoop)
+    return loop
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import qemrl
-from qemrl.training.provenance import file_commit
+from qemrl.training.machine import file_commit
 from qemrl.training.run_directory import RunDirectory, RunExistsError, RunLockedError, RunWriteError, write_atomic
 
 CONFIG = {"type": "Run", "steps": 10, "estimator": {"type": "QEM", "order": 4}, "sizes": (1, 2)}

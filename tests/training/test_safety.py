@@ -197,10 +197,10 @@ def test_a_cut_keeps_two_episodes_apart_in_one_environment_and_not_in_the_other(
         observation = np.array([[time - 1, time]] * 2, np.float32).reshape(2, *shape)
         replay.add(Step(observation, np.zeros(2, int), np.ones(2), nothing, nothing, observation + np.float32(1)))
 
-    replay.cut(np.array([True, False]))  # of nothing: nothing happens
+    replay.end_episodes(np.array([True, False]))  # of nothing: nothing happens
     add(1)
     add(2)
-    replay.cut(np.array([True, False]))
+    replay.end_episodes(np.array([True, False]))
     add(11)
     add(12)
     batch, _ = replay.sample(np.arange(8, dtype=np.uint32))

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qemrl.training.randomness import Keys
-from qemrl.training.schedule import make_step_schedule
+from qemrl.training.schedule import Keys, make_step_schedule
 
 PACES = [
     (num_envs, update_every, learning_starts, batch_size)
@@ -58,20 +57,20 @@ def test_a_refresh_falls_between_iterations(num_envs, update_every, target_every
 
 
 def test_streams_of_a_seed_differ_from_one_another_and_from_those_of_other_seeds():
-    data = np.concatenate([jax.random.key_data(jnp.stack(Keys.of(seed))) for seed in (0, 1, 2**32 - 1)])
+    data = np.concatenate([jax.random.key_data(jnp.stack(Keys.from_seed(seed))) for seed in (0, 1, 2**32 - 1)])
     assert data.shape == (18, 2)
     assert len(np.unique(data, axis=0)) == 18
 
 
 def test_a_seed_gives_the_same_streams_alone_and_beside_others():
-    beside = jax.vmap(Keys.of)(jnp.asarray([5, 6], jnp.uint32))
-    for alone, together in zip(Keys.of(6), beside, strict=True):
+    beside = jax.vmap(Keys.from_seed)(jnp.asarray([5, 6], jnp.uint32))
+    for alone, together in zip(Keys.from_seed(6), beside, strict=True):
         np.testing.assert_array_equal(jax.random.key_data(alone), jax.random.key_data(together[1]))
 
 
 def test_bits_of_an_update_depend_on_its_number_alone():
     """Drawn one by one or many at once, in any order: both loops learn from the same transitions."""
-    keys = Keys.of(3)
+    keys = Keys.from_seed(3)
     at_once = np.asarray(jax.jit(jax.vmap(lambda number: keys.bits(number, 6)))(jnp.arange(10)))
     for number in (7, 0, 3):
         np.testing.assert_array_equal(keys.bits(jnp.int32(number), 6), at_once[number])
@@ -80,6 +79,6 @@ def test_bits_of_an_update_depend_on_its_number_alone():
 
 
 def test_bits_are_uniform():
-    bits = np.asarray(Keys.of(0).bits(jnp.int32(0), 40_000)) / 2**32
+    bits = np.asarray(Keys.from_seed(0).bits(jnp.int32(0), 40_000)) / 2**32
     counts = np.histogram(bits, bins=16, range=(0, 1))[0]
     assert ((counts - 2500) ** 2 / 2500).sum() < 37.7  # χ² with 15 degrees of freedom, 0.1%

@@ -10,13 +10,10 @@ import pytest
 
 from qemrl.agents.value import NetworkConfig
 from qemrl.training.config import configure
-from qemrl.training.loops import HostRun, make_loop
+from qemrl.training.loops import make_loop
 from qemrl.training.machine import available_cores
-from qemrl.training.threads import Stop, run_threads
-
-
-def never() -> bool:
-    return False
+from qemrl.training.schedule import Stop, never
+from qemrl.training.threads import HostLoops, run_threads
 
 
 def until(stop: Stop) -> None:
@@ -71,12 +68,12 @@ def test_an_interrupt_of_the_calling_thread_stops_the_works():
         run_threads([until, until], interrupt)
 
 
-def run(seed: int, num_seeds: int) -> HostRun:
+def run(seed: int, num_seeds: int) -> HostLoops:
     config = configure("qem-dqn", "CartPole-v1", 300, seed, num_seeds)
     agent = replace(config.agent, learning_starts=100, batch_size=8, network=NetworkConfig(widths=(8,)))
     config = replace(config, agent=agent, evaluation_episodes=2)
     loop = make_loop(config)
-    assert isinstance(loop, HostRun)
+    assert isinstance(loop, HostLoops)
     return loop
 
 

@@ -69,7 +69,7 @@ def usage() -> Iterator[None]:
 def failures() -> Iterator[None]:
     """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
     from qemrl.training.checkpoint import CheckpointError
-    from qemrl.training.memory import MemoryShortageError
+    from qemrl.training.machine import MemoryShortageError
     from qemrl.training.run_directory import RunLockedError, RunWriteError
     from qemrl.training.train import NonFiniteTrainingError
 

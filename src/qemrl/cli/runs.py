@@ -15,6 +15,7 @@ from qemrl.cli.console import failures, print_table, require, table, usage, writ
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
+    from qemrl.training.loops import Loop
     from qemrl.training.run_directory import RunDirectory
 
 USAGE = """usage: qemrl train PRESET --env ID [options]
@@ -22,7 +23,7 @@ USAGE = """usage: qemrl train PRESET --env ID [options]
 Train an agent. Every setting is an option; which there are, and their defaults, depends on preset and environment:
 qemrl train PRESET --env ID --help shows them all. The most important ones:
 
-  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or a compiled one
+  --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or one in JAX
                      (minatar/breakout, jax/cartpole, jax/pendulum)
   --steps N          how many steps each seed learns for
   --seed S           the first seed
@@ -236,7 +237,7 @@ def _format_help(config: "RunConfig", env: str | None) -> str:
 def _start(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
     """Start a run in its folder, or resume it if it is there."""
     from qemrl.training.config import create_run
-    from qemrl.training.loops import require_possible
+    from qemrl.training.loops import make_loop
 
     folder = (
         out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
@@ -246,17 +247,23 @@ def _start(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
             from qemrl.training.tensorboard import require_tensorboard
 
             require_tensorboard()
-        require_possible(config)  # what is wrong with it is said before a folder is made
-        run = create_run(folder, config, {"command": shlex.join(["qemrl", *sys.argv[1:]])})
+        # What is wrong with a new run is said before a folder is made.
+        loop = None if (folder / "config.json").exists() else make_loop(config)
+        try:
+            run = create_run(folder, config, {"command": shlex.join(["qemrl", *sys.argv[1:]])})
+        except BaseException:
+            if loop is not None:
+                loop.close()
+            raise
     print(f"run directory: {folder}", flush=True)
-    _run(config, run, tensorboard)
+    _run(config, run, tensorboard, loop)
 
 
-def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
+def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool, loop: "Loop | None" = None) -> None:
     """Bring a run to its end, with a bar, and say how it went."""
-    from qemrl.training import progress
-    from qemrl.training.tensorboard import FOLDER, board
-    from qemrl.training.train import CallbackList, Stopped, train
+    from qemrl.training.callbacks import CallbackList, show_progress
+    from qemrl.training.tensorboard import FOLDER, write_tensorboard
+    from qemrl.training.train import Stopped, train
 
     again = f"qemrl resume {shlex.quote(str(run.path))}"
     if run.done:
@@ -264,10 +271,12 @@ def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool) -> None:
         return
     try:
         with failures(), contextlib.ExitStack() as stack:
-            callbacks = [stack.enter_context(progress.bar(config, 0, visible=True))]
+            if loop is not None:
+                stack.callback(loop.close)
+            callbacks = [stack.enter_context(show_progress(config))]
             if tensorboard or (run.path / FOLDER).exists():
-                callbacks.append(stack.enter_context(board(run)))
-            train(config, run, CallbackList(callbacks))
+                callbacks.append(stack.enter_context(write_tensorboard(run)))
+            train(config, run, CallbackList(callbacks), loop)
     except Stopped as stopped:
         print(f"qemrl: stopped at step {stopped.step:,}, and saved; resume: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)

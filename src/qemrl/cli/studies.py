@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
     from qemrl.experiments.statistics import Interval
     from qemrl.plotting.distributions import Episode
+    from qemrl.training.callbacks import Callback
     from qemrl.training.config import RunConfig
-    from qemrl.training.train import Callback
 
 DEMO_PRESETS = ("qr-dqn", "qem-dqn")
 DEMO_ENV = "minatar/breakout"
@@ -179,9 +179,9 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
 
 
 def _show_progress(config: "RunConfig") -> "AbstractContextManager[Callback]":
-    from qemrl.training.progress import bar
+    from qemrl.training.callbacks import show_progress
 
-    return bar(config, 0, visible=True)
+    return show_progress(config)
 
 
 def _print_results(comparison: "Comparison") -> None:

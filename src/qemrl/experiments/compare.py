@@ -22,10 +22,11 @@ from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
 from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
+from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
-from qemrl.training.train import Callback, train
+from qemrl.training.train import train
 
 LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from qemrl.experiments.worker import cause_of_failure, thread_variables, worker_command
-from qemrl.training.machine import available_cores
-from qemrl.training.memory import available_bytes
+from qemrl.training.machine import available_bytes, available_cores
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def work(path: Path) -> None:
     Raises:
         Stopped: A signal asked for it; a checkpoint was written.
     """
+    from qemrl.training.callbacks import NullCallback
     from qemrl.training.config import read_config
-    from qemrl.training.progress import Silent
     from qemrl.training.run_directory import RunDirectory, write_atomic
     from qemrl.training.train import Stopped, train
 
@@ -62,7 +62,7 @@ def work(path: Path) -> None:
     try:
         run = RunDirectory(path)
         _wait_for_lock(run)
-        train(read_config(run.config), run, Silent())
+        train(read_config(run.config), run, NullCallback())
     except (Stopped, KeyboardInterrupt):
         raise
     except BaseException as error:

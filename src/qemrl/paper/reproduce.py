@@ -12,7 +12,7 @@ from typing import Any
 import qemrl
 from qemrl.paper.claims import Item, Result, Scale
 from qemrl.plotting import style as figures
-from qemrl.training.provenance import code_commit
+from qemrl.training.machine import code_commit
 
 
 def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[float], None]) -> Path:

@@ -104,13 +104,13 @@ class DeviceReplay:
         for name, values in step._asdict().items():
             array = getattr(state, name)
             if array is not None:
-                stored[name] = _with_row(array, position, values.reshape(1, -1).astype(array.dtype))
+                stored[name] = _replace_row(array, position, values.reshape(1, -1).astype(array.dtype))
         state = state._replace(**stored)
         if state.tree is None or state.largest is None:
             return state
         indices = position * self.num_envs + jnp.arange(self.num_envs)
         leaves = jnp.broadcast_to(state.largest, (self.num_envs,))
-        return state._replace(tree=sum_tree.with_leaves(state.tree, indices, leaves))
+        return state._replace(tree=sum_tree.replace_leaves(state.tree, indices, leaves))
 
     def sample(
         self, state: ReplayState, bits: UInt32[Array, " batch"], rows: Int[Array, ""]
@@ -159,14 +159,14 @@ class DeviceReplay:
         """
         if state.tree is None or state.largest is None:
             raise ValueError("this replay draws uniformly: it has priorities only if config.prioritized is set")
-        leaves = sum_tree.powered(priorities, self.config.priority_exponent)
+        leaves = sum_tree.compute_leaves(priorities, self.config.priority_exponent)
         return state._replace(
-            tree=sum_tree.with_leaves(state.tree, indices, leaves), largest=jnp.maximum(state.largest, leaves.max())
+            tree=sum_tree.replace_leaves(state.tree, indices, leaves), largest=jnp.maximum(state.largest, leaves.max())
         )
 
 
 @custom_batching.custom_vmap
-def _with_row(
+def _replace_row(
     array: Shaped[Array, "*seeds rows features"], position: Int[Array, ""], row: Shaped[Array, "*seeds 1 features"]
 ) -> Shaped[Array, "*seeds rows features"]:
     """The array with another row, written as a slice also under `vmap` if the position is shared.
@@ -176,11 +176,11 @@ def _with_row(
     return lax.dynamic_update_slice_in_dim(array, row, position, array.ndim - 2)
 
 
-@_with_row.def_vmap
-def _with_row_of_seeds(axis_size, in_batched, array, position, row):
+@_replace_row.def_vmap
+def _replace_row_of_seeds(axis_size, in_batched, array, position, row):
     array_batched, position_batched, row_batched = in_batched
     array = array if array_batched else jnp.broadcast_to(array, (axis_size, *array.shape))
     row = row if row_batched else jnp.broadcast_to(row, (axis_size, *row.shape))
     if position_batched:  # slower, and nobody's case, but right
-        return lax.map(lambda each: _with_row(*each), (array, position, row)), True
-    return _with_row(array, position, row), True
+        return lax.map(lambda each: _replace_row(*each), (array, position, row)), True
+    return _replace_row(array, position, row), True

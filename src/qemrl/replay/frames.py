@@ -39,19 +39,19 @@ class PairStore:
         """The next observations of transitions."""
         return self._flat["next_observation"].take(indices, axis=0)
 
-    def first_row(self, rows: int) -> int:
+    def oldest_row(self, rows: int) -> int:
         """The oldest of the `rows` written so far that can still be read."""
         return max(0, rows - self._num_rows)
 
-    def written(self, rows: int) -> dict[str, int]:
+    def count_written(self, rows: int) -> dict[str, int]:
         """How much of each array has been written, along its first axis."""
         return dict.fromkeys(self.arrays, min(rows, self._num_rows))
 
-    def settle(self) -> None:
-        """Nothing: the arrays are all there is to restore."""
+    def reset_oldest(self) -> None:
+        """The arrays are all there is to restore."""
 
-    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
-        """Nothing: each row stands for itself."""
+    def end_episodes(self, envs: Bool[np.ndarray, " envs"]) -> None:
+        """Each row stands for itself: there is nothing to do."""
 
 
 class FrameStore:
@@ -106,7 +106,7 @@ class FrameStore:
         position, before = row % self._num_rows, (row - 1) % self._num_rows
         for env in range(self._num_envs):
             if self._starting[env]:
-                depth = self._begin(env, step.observation[env])
+                depth = self._start_episode(env, step.observation[env])
             else:
                 depth = min(int(self._depths[before, env]) + 1, self._stack)
             self._pointers[position, env] = self._heads[env] - 1
@@ -114,7 +114,7 @@ class FrameStore:
             self._append(env, step.next_observation[env][-1])
         np.logical_or(step.terminated, step.truncated, out=self._starting)
 
-    def _begin(self, env: int, observation: Shaped[np.ndarray, "..."]) -> int:
+    def _start_episode(self, env: int, observation: Shaped[np.ndarray, "..."]) -> int:
         """Store the first observation of an episode; how many frames it took."""
         if (observation[1:] == observation[0]).all():
             self._append(env, observation[0])
@@ -142,7 +142,7 @@ class FrameStore:
         slots = (pointers[:, None] - np.minimum(self._back, depths[:, None] - 1)) % self._num_slots
         return self._flat_frames.take(slots * self._num_envs + (indices % self._num_envs)[:, None], axis=0)
 
-    def first_row(self, rows: int) -> int:
+    def oldest_row(self, rows: int) -> int:
         """The oldest of the `rows` written so far of which all frames are still there."""
         oldest = max(self._oldest, rows - self._num_rows)
         while oldest < rows and self._is_overwritten(oldest % self._num_rows):
@@ -154,16 +154,16 @@ class FrameStore:
         kept_from = self._heads - self._num_slots
         return bool((self._pointers[position] - self._depths[position] + 1 < kept_from).any())
 
-    def written(self, rows: int) -> dict[str, int]:
+    def count_written(self, rows: int) -> dict[str, int]:
         """How much of each array has been written, along its first axis."""
         count, envs = min(rows, self._num_rows), self._num_envs
         frames = min(int(self._heads.max()), self._num_slots)
         return {"frames": frames, "pointers": count, "depths": count, "heads": envs, "starting": envs}
 
-    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
+    def end_episodes(self, envs: Bool[np.ndarray, " envs"]) -> None:
         """Let the next step of some environments begin an episode."""
         self._starting |= envs
 
-    def settle(self) -> None:
-        """LineStyle for the oldest row anew, because other arrays were restored."""
+    def reset_oldest(self) -> None:
+        """Search for the oldest row from the start again, because other arrays were restored."""
         self._oldest = 0

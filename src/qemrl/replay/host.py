@@ -22,7 +22,7 @@ class HostReplay:
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, config: ReplayConfig, discount: float):
-        self._spec, self._num_envs, self._config = spec, num_envs, config
+        self._spec, self._num_envs, self.config = spec, num_envs, config
         self._num_rows = count_rows(spec, num_envs, config)
         self._powers = discount_powers(discount, config.n_step)
         self._observations = _store(spec)(spec, num_envs, self._num_rows)
@@ -35,7 +35,7 @@ class HostReplay:
         self._flat_action = self._action.reshape(-1, *spec.action_shape)
         self._largest = np.float32(1)
         self._rows = 0
-        self._first_row = 0
+        self._oldest_row = 0
 
     @property
     def capacity(self) -> int:
@@ -45,7 +45,12 @@ class HostReplay:
     @property
     def size(self) -> int:
         """The number of transitions that can be drawn."""
-        return (self._rows - self._first_row) * self._num_envs
+        return (self._rows - self._oldest_row) * self._num_envs
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is allocated."""
+        return sum(array.nbytes for array in (self._arrays | self._observations.arrays).values())
 
     @staticmethod
     def required_bytes(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
@@ -57,7 +62,7 @@ class HostReplay:
     def add(self, step: Step) -> None:
         """Store a step of all environments."""
         if (step.next_mask is None) == self._spec.has_mask:
-            raise _mask_error(self._spec)
+            raise _explain_mask(self._spec)
         if step.action.shape != self._action.shape[1:]:  # NumPy might stretch it
             raise ValueError(f"actions of {self._spec.id} must be {self._action.shape[1:]}, got {step.action.shape}")
         position = self._rows % self._num_rows
@@ -69,18 +74,18 @@ class HostReplay:
         if self._next_mask is not None:
             self._next_mask[position] = step.next_mask
         self._rows += 1
-        left_from, self._first_row = self._first_row, self._observations.first_row(self._rows)
+        left_from, self._oldest_row = self._oldest_row, self._observations.oldest_row(self._rows)
         if self._tree is not None:
-            for row in range(left_from, self._first_row):
+            for row in range(left_from, self._oldest_row):
                 sum_tree.fill(self._tree, row % self._num_rows * self._num_envs, self._num_envs, np.float32(0))
             sum_tree.fill(self._tree, position * self._num_envs, self._num_envs, self._largest)
 
-    def cut(self, envs: Bool[np.ndarray, " envs"]) -> None:
+    def end_episodes(self, envs: Bool[np.ndarray, " envs"]) -> None:
         """End the episodes of some environments with the last step that was stored, as truncated."""
         if self._rows == 0:
             return
         self._truncated[(self._rows - 1) % self._num_rows] |= envs
-        self._observations.cut(envs)
+        self._observations.end_episodes(envs)
 
     def sample(self, bits: UInt32[np.ndarray, " batch"]) -> tuple[Batch, Int[np.ndarray, " batch"]]:
         """Transitions that `bits` choose, and their flat indices."""
@@ -89,12 +94,12 @@ class HostReplay:
             raise ValueError("the replay is empty: add a step before sampling")
         if self._tree is not None:
             indices = sum_tree.find(self._tree, bits)
-            weight = sum_tree.importance_weights(self._tree, indices, self._config.importance_exponent)
+            weight = sum_tree.importance_weights(self._tree, indices, self.config.importance_exponent)
         else:
             indices = (bits % np.uint32(size)).astype(np.int64)
             weight = np.ones(bits.shape, np.float32)
-            if self._first_row > max(0, self._rows - self._num_rows):  # rows have left early: count from the oldest
-                indices += self._first_row % self._num_rows * self._num_envs
+            if self._oldest_row > max(0, self._rows - self._num_rows):  # rows have left early: count from the oldest
+                indices += self._oldest_row % self._num_rows * self._num_envs
                 indices %= self.capacity
         flat = self._flat
         returns = n_step_returns(
@@ -130,8 +135,8 @@ class HostReplay:
         if indices.size and not 0 <= indices.min() <= indices.max() < self.capacity:
             raise ValueError(f"indices must lie in [0, {self.capacity}), got {indices}")
         ages = (self._rows - 1 - indices // self._num_envs) % self._num_rows
-        kept = ages < self._rows - self._first_row
-        leaves = sum_tree.powered(priorities[kept], self._config.priority_exponent)
+        kept = ages < self._rows - self._oldest_row
+        leaves = sum_tree.compute_leaves(priorities[kept], self.config.priority_exponent)
         sum_tree.set_leaves(self._tree, indices[kept], leaves)
         self._largest = max(self._largest, leaves.max(initial=np.float32(0)))
 
@@ -139,7 +144,7 @@ class HostReplay:
         """The written part of all arrays, as views, under names that can be file names."""
         count = min(self._rows, self._num_rows)
         state = {name: array[:count] for name, array in self._arrays.items() if name != "tree"}
-        for name, written in self._observations.written(self._rows).items():
+        for name, written in self._observations.count_written(self._rows).items():
             state[name] = self._observations.arrays[name][:written]
         if self._tree is not None:  # the leaves determine the tree
             leaves = self._tree.size // 2
@@ -174,8 +179,8 @@ class HostReplay:
             sum_tree.rebuild(self._tree)
             self._largest = np.float32(state["largest_priority"])
         self._rows = rows
-        self._observations.settle()
-        self._first_row = self._observations.first_row(rows)
+        self._observations.reset_oldest()
+        self._oldest_row = self._observations.oldest_row(rows)
 
 
 def _store(spec: EnvSpec) -> type[PairStore] | type[FrameStore]:
@@ -199,7 +204,7 @@ def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> Layout:
     return layout
 
 
-def _mask_error(spec: EnvSpec) -> ValueError:
+def _explain_mask(spec: EnvSpec) -> ValueError:
     if spec.has_mask:
         return ValueError(f"{spec.id} says which actions are allowed (has_mask), but the step has no next_mask")
     return ValueError(f"{spec.id} allows all actions (has_mask is not set), but the step has a next_mask")

@@ -22,7 +22,7 @@ def count_leaves(capacity: int) -> int:
     return 1 << (capacity - 1).bit_length()
 
 
-def powered(priorities: Float[Array, " batch"], exponent: float) -> Float[Array, " batch"]:
+def compute_leaves(priorities: Float[Array, " batch"], exponent: float) -> Float[Array, " batch"]:
     """The leaves of priorities: max(priority, 10⁻⁶)^α in float32."""
     xp = np if isinstance(priorities, np.ndarray) else jnp
     floored = xp.maximum(priorities.astype(xp.float32), np.float32(SMALLEST_PRIORITY))
@@ -102,7 +102,7 @@ def fill(tree: Float[np.ndarray, " nodes"], start: int, count: int, value: np.fl
         tree[first] = tree[2 * first] + tree[2 * first + 1]
 
 
-def with_leaves(
+def replace_leaves(
     tree: Float[JaxArray, " nodes"], indices: Int[JaxArray, " batch"], values: Float[JaxArray, " batch"]
 ) -> Float[JaxArray, " nodes"]:
     """A tree with other leaves; where an index occurs more than once, the largest of its values counts."""

@@ -21,7 +21,7 @@ from qemrl.report.markup import (
     table,
 )
 from qemrl.report.predictions import EPISODE_SEED, AgentPrediction
-from qemrl.training.provenance import shortened
+from qemrl.training.machine import shorten_commit
 
 VERDICTS = ("holds", "fails", "depends")
 
@@ -67,7 +67,7 @@ def _keep_distinct(texts: Iterable[str]) -> list[str]:
 def _list_commits(runs: Sequence[RunRecord]) -> list[str]:
     """The commits, shortened if there are several."""
     found = _keep_distinct(str(run.record.get("commit") or "not recorded") for run in runs)
-    return found if len(found) == 1 else [shortened(commit, 12) for commit in found]
+    return found if len(found) == 1 else [shorten_commit(commit, 12) for commit in found]
 
 
 def _list_versions(record: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""What a run of training needs: its directory and its checkpoints."""
+"""Training: what a run is, the two loops that run it, and its directory with metrics and checkpoints."""

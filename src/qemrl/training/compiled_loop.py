@@ -4,7 +4,7 @@ A call of the program runs a chunk of iterations and returns, so that progress c
 Seeds are mapped over; counters are shared by them and stay unmapped, so that writes to replay stay in place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,13 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import AgentState, InspectableAgent, View
-from qemrl.envs.jax.compiled import CompiledEnv, autoreset_step
+from qemrl.envs.jax.env import JaxEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
-from qemrl.training.accumulator import Accumulator
 from qemrl.training.checkpoint import flatten, unflatten
-from qemrl.training.evaluation import play_compiled
-from qemrl.training.randomness import Keys
-from qemrl.training.schedule import StepSchedule
+from qemrl.training.evaluation import play_in_jax_env
+from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
 from qemrl.types import Step
 
 
@@ -36,7 +34,7 @@ def scan_or_once(work: Callable[[Any, Int[Array, ""]], tuple[Any, Any]], start: 
     return now, jax.tree.map(lambda leaf: leaf[None], made)
 
 
-class Running(NamedTuple):
+class EpisodeState(NamedTuple):
     """The environments side by side, in the midst of their episodes."""
 
     states: Any
@@ -51,39 +49,50 @@ class SeedState(NamedTuple):
 
     agent: AgentState
     actor: Any
-    running: Running
+    episodes: EpisodeState
     replay: Any
     accumulator: Accumulator
 
 
 class CompiledLoop:
-    """Runs of several seeds of one agent on one compiled environment, in step with one another."""
+    """Runs of several seeds of one agent on one JAX environment, in step with one another.
+
+    It can stop between records only, which are seconds apart.
+    """
 
     def __init__(
         self,
         agent: InspectableAgent,
-        env: CompiledEnv,
+        env: JaxEnv,
         replay: DeviceReplay,
-        schedule: StepSchedule,
-        batch_size: int,
-        clip_rewards: bool,
-        seeds: tuple[int, ...],
-        evaluation_episodes: int,
+        settings: LoopSettings,
+        seeds: Sequence[int],
     ) -> None:
-        self.agent, self.env, self.replay, self.schedule = agent, env, replay, schedule
-        self.batch_size, self.clip_rewards = batch_size, clip_rewards
-        self.seeds, self.evaluation_episodes = seeds, evaluation_episodes
+        self.agent, self.env, self.replay, self.settings = agent, env, replay, settings
+        self.schedule, self.seeds = settings.schedule, tuple(seeds)
         self.step = 0
-        self.keys = jax.vmap(Keys.of)(jnp.asarray(seeds, jnp.uint32))
-        self.state: SeedState = jax.jit(jax.vmap(self._start))(self.keys)
+        self.keys = jax.vmap(Keys.from_seed)(jnp.asarray(seeds, jnp.uint32))
+        self.state: SeedState = jax.jit(jax.vmap(self._init))(self.keys)
         # State is donated: the replay would else be copied with each chunk.
         self._chunk = jax.jit(self._run_chunk, donate_argnums=0)
 
-    def advance(self, until: int, evaluate: bool) -> list[dict[str, Any]]:
-        """Run to `until` steps, a whole number of iterations; numbers by tag, one record for each seed.
+    @property
+    def mean_step(self) -> float:
+        """How many steps the seeds have done on average."""
+        return float(self.step)
+
+    @property
+    def replay_bytes(self) -> int:
+        """The memory that the replay of all seeds takes."""
+        return sum(array.nbytes for array in jax.tree.leaves(self.state.replay))
+
+    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
+        """Run to `until` steps, a whole number of iterations, and give a record for each seed, or None if asked to stop.
 
         With `evaluate`, the records also hold the returns of evaluation episodes, played at the end.
         """
+        if stop():
+            return None
         iterations = (until - self.step) // self.schedule.steps
         count = jnp.int32(iterations)
         self.state, results = self._chunk(self.state, self.keys, self._counts(), jnp.asarray(evaluate), count)
@@ -92,12 +101,6 @@ class CompiledLoop:
         self.state = self.state._replace(accumulator=jax.vmap(lambda _: Accumulator.empty())(self.keys.init))
         return records
 
-    def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, "seeds episodes"], Int[np.ndarray, "seeds episodes"]]:
-        """Returns and lengths of evaluation episodes with the present parameters."""
-        play = jax.jit(jax.vmap(partial(play_compiled, self.agent, self.env, episodes=episodes), in_axes=(0, 0, None)))
-        returns, lengths = play(self.keys, self.state.agent.params, jnp.int32(self.step))
-        return np.asarray(returns), np.asarray(lengths)
-
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint; of the replay only what was written."""
         return {
@@ -105,8 +108,13 @@ class CompiledLoop:
             for name, array in flatten(self.state).items()
         }
 
-    def restore(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on exactly from where `arrays` were taken."""
+    def meta(self) -> dict[str, Any]:
+        """What changes and is no array: nothing."""
+        return {}
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None) -> list[str]:
+        """Go on exactly from where `arrays` were taken; nothing is ever lost."""
+        del meta
         self.step = step
         template = jax.eval_shape(lambda: self.state)
         shapes = {
@@ -119,6 +127,10 @@ class CompiledLoop:
                 array = np.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
             whole[name] = array
         self.state = unflatten(template, whole)
+        return []
+
+    def close(self) -> None:
+        """Release what the environment holds, which is nothing."""
 
     @property
     def _written(self) -> int:
@@ -139,137 +151,134 @@ class CompiledLoop:
         updates = self.schedule.updates_until(self.step)
         return Counts(jnp.int32(steps), jnp.int32(updates), jnp.int32(self.schedule.vector_steps))
 
-    def _records(self, results: Any, evaluate: bool) -> list[dict[str, Any]]:
-        accumulator, numbers, (returns, lengths) = jax.device_get((self.state.accumulator, *results))
+    def _records(self, results: Any, evaluate: bool) -> list[Record]:
+        accumulator, metrics, (returns, lengths) = jax.device_get((self.state.accumulator, *results))
         records = []
         for index, seed in enumerate(self.seeds):
-            record = {
-                "step": self.step,
-                "seed": seed,
-                **jax.tree.map(lambda leaf, i=index: leaf[i], accumulator).numbers(),
-            }
-            record |= {tag: float(value[index]) for tag, value in numbers.items()}
+            sums = jax.tree.map(lambda leaf, i=index: leaf[i], accumulator)
+            record: Record = {"step": self.step, "seed": seed, **sums.summarize()}
+            record |= {tag: float(value[index]) for tag, value in metrics.items()}
             if evaluate:
                 record |= {"eval/returns": returns[index].tolist(), "eval/lengths": lengths[index].tolist()}
             records.append(record)
         return records
 
-    def _start(self, keys: Keys) -> SeedState:
+    def _init(self, keys: Keys) -> SeedState:
         count = self.schedule.num_envs
         states, observation = jax.vmap(self.env.reset)(jax.random.split(jax.random.fold_in(keys.environment, 0), count))
-        running = Running(
+        episodes = EpisodeState(
             states, observation, jnp.ones(count, bool), jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32)
         )
         agent = self.agent.init(keys.init)
-        return SeedState(agent, self.agent.init_actor(count), running, self.replay.init(), Accumulator.empty())
+        return SeedState(agent, self.agent.init_actor(count), episodes, self.replay.init(), Accumulator.empty())
 
     def _run_chunk(
         self, state: SeedState, keys: Keys, counts: "Counts", evaluate: Bool[Array, ""], iterations: Int[Array, ""]
     ) -> tuple[SeedState, Any]:
-        """Iterations up to the end, with a refresh of what is frozen wherever one is due between them."""
+        """Iterations up to the end, with a refresh of the target wherever one is due between them."""
         every = jnp.int32(max(1, self.agent.target_update_every // self.schedule.updates))
         first = jnp.int32(self.schedule.first_update // self.schedule.steps)
         over_seeds = jax.vmap(self._iterate, in_axes=(0, 0, 0, None), out_axes=(0, None))
 
-        def stretch(
+        def run_to_refresh(
             carry: tuple[SeedState, Counts, Any, Int[Array, ""]],
         ) -> tuple[SeedState, Counts, Any, Int[Array, ""]]:
-            state, counts, frozen, left = carry
+            state, counts, target, left = carry
             number = counts.vector_steps // self.schedule.vector_steps - first  # of the iteration, since learning began
             due = (number > 0) & (number % every == 0)
-            frozen = jax.lax.cond(
+            target = jax.lax.cond(
                 due,
                 jax.vmap(self.agent.refresh_target),
                 lambda agent: agent.target,
-                state.agent._replace(target=frozen),
+                state.agent._replace(target=target),
             )
             length = jnp.minimum(left, jnp.where(number < 0, -number, every - number % every))
             state, counts = jax.lax.fori_loop(
-                jnp.int32(0), length, lambda _, inner: over_seeds(inner[0], frozen, keys, inner[1]), (state, counts)
+                jnp.int32(0), length, lambda _, inner: over_seeds(inner[0], target, keys, inner[1]), (state, counts)
             )
-            return state, counts, frozen, left - length
+            return state, counts, target, left - length
 
-        frozen = state.agent.target
+        target = state.agent.target
         state = state._replace(agent=state.agent._replace(target=None))
-        state, counts, frozen, _ = jax.lax.while_loop(
-            lambda carry: carry[3] > 0, stretch, (state, counts, frozen, iterations)
+        state, counts, target, _ = jax.lax.while_loop(
+            lambda carry: carry[3] > 0, run_to_refresh, (state, counts, target, iterations)
         )
-        state = state._replace(agent=state.agent._replace(target=frozen))
+        state = state._replace(agent=state.agent._replace(target=target))
         params = state.agent.params
         observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
-        numbers = jax.vmap(self.agent.metrics)(params, observation)
-        play = jax.vmap(
-            partial(play_compiled, self.agent, self.env, episodes=self.evaluation_episodes), in_axes=(0, 0, None)
-        )
+        metrics = jax.vmap(self.agent.metrics)(params, observation)
+        episodes = self.settings.evaluation_episodes
+        play = jax.vmap(partial(play_in_jax_env, self.agent, self.env, episodes=episodes), in_axes=(0, 0, None))
         step = counts.vector_steps * self.schedule.num_envs
-        shape = (len(self.seeds), self.evaluation_episodes)
+        shape = (len(self.seeds), episodes)
         played = jax.lax.cond(
             evaluate,
             lambda: play(keys, params, step),
             lambda: (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),
         )
-        return state, (numbers, played)
+        return state, (metrics, played)
 
     def _recent(self, replay: Any, rows: Int[Array, ""]) -> Any:
-        """A batch of observations that is the same for the same run, for `inspect`."""
-        bits = jnp.arange(self.batch_size, dtype=jnp.uint32) * jnp.uint32(2654435761)
+        """A batch of observations that is the same for the same run, for `metrics`."""
+        bits = jnp.arange(self.settings.batch_size, dtype=jnp.uint32) * jnp.uint32(2654435761)
         return self.replay.sample(replay, bits, rows)[0].observation
 
-    def _iterate(self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
+    def _iterate(self, state: SeedState, target: Any, keys: Keys, counts: "Counts") -> tuple[SeedState, "Counts"]:
         learning = counts.vector_steps * self.schedule.num_envs >= self.schedule.first_update
         # The conditions stay conditions under `vmap`, since counters are not mapped; the replay does not go through
         # them whole, or it would be copied.
-        params, learned, accumulator, surprises = jax.lax.cond(
-            learning, partial(self._learn, frozen=frozen, keys=keys, counts=counts), self._learn_nothing, state
+        params, optimizer, accumulator, priorities = jax.lax.cond(
+            learning, partial(self._learn, target=target, keys=keys, counts=counts), self._learn_nothing, state
         )
 
         def step(
-            number: Int[Array, ""], now: tuple[Any, Running, Any, Accumulator]
-        ) -> tuple[Any, Running, Any, Accumulator]:
+            number: Int[Array, ""], now: tuple[Any, EpisodeState, Any, Accumulator]
+        ) -> tuple[Any, EpisodeState, Any, Accumulator]:
             return self._step(state.agent.params, *now, keys, counts.vector_steps + number)
 
         # A loop even over a few steps: the program then holds the environment once, and compiles in half the time. XLA
         # must not know its length: it would dissolve a loop of one step, see nothing that keeps the write to replay
-        # after the reads of `_learn`, and copy the replay for them. The accumulator makes the loop as a whole come after.
-        start = (state.actor, state.running, state.replay, accumulator)
-        actor, running, replay, accumulator = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
+        # after the reads of `_learn`, and copy the replay for them. The accumulator makes the whole loop come after.
+        start = (state.actor, state.episodes, state.replay, accumulator)
+        actor, episodes, replay, accumulator = jax.lax.fori_loop(jnp.int32(0), counts.in_iteration, step, start)
         if self.replay.config.prioritized:
             tree, largest = jax.lax.cond(
-                learning, self._with_priorities, lambda replay, _: (replay.tree, replay.largest), replay, surprises
+                learning, self._update_priorities, lambda replay, _: (replay.tree, replay.largest), replay, priorities
             )
             replay = replay._replace(tree=tree, largest=largest)
         updates = jnp.where(learning, counts.updates + self.schedule.updates, counts.updates)
         counts = counts._replace(vector_steps=counts.vector_steps + self.schedule.vector_steps, updates=updates)
-        return SeedState(AgentState(params, learned, None), actor, running, replay, accumulator), counts
+        return SeedState(AgentState(params, optimizer, None), actor, episodes, replay, accumulator), counts
 
     def _learn(
-        self, state: SeedState, frozen: Any, keys: Keys, counts: "Counts"
+        self, state: SeedState, target: Any, keys: Keys, counts: "Counts"
     ) -> tuple[Any, Any, Accumulator, tuple[Int[Array, "updates batch"], Float[Array, "updates batch"]]]:
         def learn(
             now: tuple[Any, Any, Accumulator], number: Int[Array, ""]
         ) -> tuple[tuple[Any, Any, Accumulator], Any]:
-            params, learning, accumulator = now
+            params, optimizer, accumulator = now
             updates = counts.updates + number
-            batch, indices = self.replay.sample(state.replay, keys.bits(updates, self.batch_size), counts.vector_steps)
+            batch, indices = self.replay.sample(
+                state.replay, keys.bits(updates, self.settings.batch_size), counts.vector_steps
+            )
             key = jax.random.fold_in(keys.update, updates)
-            params, learning, update = self.agent.update(AgentState(params, learning, frozen), batch, key, updates)
-            accumulator = accumulator.learned(update.loss, counts.vector_steps * self.schedule.num_envs)
-            return (params, learning, accumulator), (indices, update.priorities)
+            params, optimizer, update = self.agent.update(AgentState(params, optimizer, target), batch, key, updates)
+            accumulator = accumulator.add_update(update.loss, counts.vector_steps * self.schedule.num_envs)
+            return (params, optimizer, accumulator), (indices, update.priorities)
 
-        now, surprises = scan_or_once(
+        now, priorities = scan_or_once(
             learn, (state.agent.params, state.agent.optimizer, state.accumulator), self.schedule.updates
         )
-        return *now, surprises
+        return *now, priorities
 
     def _learn_nothing(self, state: SeedState) -> tuple[Any, Any, Accumulator, Any]:
-        shape = (self.schedule.updates, self.batch_size)
+        shape = (self.schedule.updates, self.settings.batch_size)
         nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
         return state.agent.params, state.agent.optimizer, state.accumulator, nothing
 
-    def _with_priorities(self, replay: Any, surprises: Any) -> tuple[Any, Any]:
+    def _update_priorities(self, replay: Any, priorities: Any) -> tuple[Any, Any]:
         def write(number: Int[Array, ""], replay: Any) -> Any:
-            indices, priorities = jax.tree.map(lambda leaf: leaf[number], surprises)
-            return self.replay.update_priorities(replay, indices, priorities)
+            return self.replay.update_priorities(replay, *jax.tree.map(lambda leaf: leaf[number], priorities))
 
         replay = jax.lax.fori_loop(0, self.schedule.updates, write, replay)
         return replay.tree, replay.largest
@@ -278,23 +287,23 @@ class CompiledLoop:
         self,
         params: Any,
         actor: Any,
-        running: Running,
+        episodes: EpisodeState,
         replay: Any,
         accumulator: Accumulator,
         keys: Keys,
         rows: Int[Array, ""],
-    ) -> tuple[Any, Running, Any, Accumulator]:
-        view = View(running.observation, self._mask(running.states), running.first)
+    ) -> tuple[Any, EpisodeState, Any, Accumulator]:
+        view = View(episodes.observation, self._mask(episodes.states), episodes.first)
         step = rows * self.schedule.num_envs
         action, actor = self.agent.act(params, actor, view, step, jax.random.fold_in(keys.act, rows), False)
         env_keys = jax.random.split(jax.random.fold_in(keys.environment, rows + 1), self.schedule.num_envs)
-        states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(running.states, action, env_keys)
+        states, observation, outcome = jax.vmap(partial(autoreset_step, self.env))(episodes.states, action, env_keys)
         ended = outcome.terminated | outcome.truncated
-        reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.clip_rewards else outcome.reward
-        earned = self.agent.intrinsic_reward(actor)
-        reward = reward if earned is None else reward + earned
+        reward = jnp.clip(outcome.reward, -1.0, 1.0) if self.settings.clip_rewards else outcome.reward
+        bonus = self.agent.intrinsic_reward(actor)
+        reward = reward if bonus is None else reward + bonus
         stored = Step(
-            running.observation,
+            episodes.observation,
             action,
             reward,
             outcome.terminated,
@@ -303,12 +312,12 @@ class CompiledLoop:
             self._mask(outcome.state),
         )
         replay = self.replay.add(replay, stored, rows)
-        returns, lengths = running.returns + outcome.reward, running.lengths + 1
-        accumulator = accumulator.stepped(ended, returns, lengths, outcome.reward, outcome.observation, step)
-        running = Running(
+        returns, lengths = episodes.returns + outcome.reward, episodes.lengths + 1
+        accumulator = accumulator.add_step(ended, returns, lengths, outcome.reward, outcome.observation, step)
+        episodes = EpisodeState(
             states, observation, ended, jnp.where(ended, 0.0, returns), jnp.where(ended, jnp.int32(0), lengths)
         )
-        return actor, running, replay, accumulator
+        return actor, episodes, replay, accumulator
 
     def _mask(self, states: Any) -> Bool[Array, "envs actions"] | None:
         return jax.vmap(self.env.mask)(states) if self.env.spec.has_mask else None

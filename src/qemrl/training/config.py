@@ -15,7 +15,7 @@ from qemrl.config.serialize import from_json, to_json
 from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
 from qemrl.envs.gym.host_envs import is_atari
-from qemrl.envs.jax.compiled import is_compiled
+from qemrl.envs.jax.registry import is_jax_env
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import StepSchedule, make_step_schedule
 
@@ -105,7 +105,7 @@ class RunConfig:
     @property
     def is_compiled(self) -> bool:
         """Whether the environment runs in the compiled loop."""
-        return is_compiled(self.env)
+        return is_jax_env(self.env)
 
     def next_record(self, step: int) -> int:
         """The step of the record after `step`."""

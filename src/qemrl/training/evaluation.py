@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import Agent, View
 from qemrl.envs.gym.host_envs import HostEnvs
-from qemrl.envs.jax.compiled import CompiledEnv
+from qemrl.envs.jax.env import JaxEnv
 from qemrl.networks.layers import Key
-from qemrl.training.randomness import Keys
+from qemrl.training.schedule import Keys
 from qemrl.types import Actions
 
 Act = Callable[..., tuple[Actions, Any]]
@@ -30,7 +30,7 @@ def make_act(agent: Agent, evaluating: bool) -> Act:
     return jax.jit(act)
 
 
-def play_hosted(
+def play_in_host_envs(
     act: Act,
     actor: Any,
     params: Any,
@@ -43,7 +43,7 @@ def play_hosted(
 
     Args:
         act: Of `make_act`, in evaluation.
-        actor: The state of actor at the start.
+        actor: The state that acting keeps, at the start.
         params: What acts.
         envs: Where; they are reset.
         keys: The randomness of the seed.
@@ -53,20 +53,20 @@ def play_hosted(
     key = jax.random.fold_in(keys.evaluate, step)
     observation, mask = envs.reset(int(jax.random.bits(key, (), "uint32")))
     returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
-    going, count = np.ones(envs.num_envs, bool), 0
-    while going.any() and watch(envs):
+    running, count = np.ones(envs.num_envs, bool), 0
+    while running.any() and watch(envs):
         view = View(observation, mask, lengths == 0)
         actions, actor = act(params, actor, view, np.int32(step), np.int32(count), key)
         result = envs.step(np.asarray(actions))
-        returns += np.where(going, result.reward, 0)
-        lengths += going
-        going &= ~result.ended
+        returns += np.where(running, result.reward, 0)
+        lengths += running
+        running &= ~result.ended
         observation, mask, count = result.observation, result.mask, count + 1
     return returns, lengths
 
 
-class Play(NamedTuple):
-    """Episodes in compiled environments side by side."""
+class EvaluationState(NamedTuple):
+    """Episodes in JAX environments side by side, in their midst."""
 
     states: Any
     observation: Any
@@ -77,41 +77,41 @@ class Play(NamedTuple):
     steps: Int[Array, ""]
 
 
-def play_compiled(
-    agent: Agent, env: CompiledEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
+def play_in_jax_env(
+    agent: Agent, env: JaxEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
 ) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
     """Returns and lengths of episodes, played side by side until the last of them has ended; may be compiled."""
     start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))
     states, observation = jax.vmap(env.reset)(jax.random.split(start_key, episodes))
 
-    def going_on(carry: Play) -> Bool[Array, ""]:
-        return ~jnp.all(carry.ended)
+    def is_running(now: EvaluationState) -> Bool[Array, ""]:
+        return ~jnp.all(now.ended)
 
-    def play(carry: Play) -> Play:
-        mask = jax.vmap(env.mask)(carry.states) if env.spec.has_mask else None
-        view = View(carry.observation, mask, carry.lengths == 0)
-        step_keys = jax.random.split(jax.random.fold_in(play_key, carry.steps), episodes + 1)
-        action, actor = agent.act(params, carry.actor, view, step, step_keys[0], True)
-        outcome = jax.vmap(env.step)(carry.states, action, step_keys[1:])
-        live = ~carry.ended
-        return Play(
-            outcome.state,
-            outcome.observation,
-            actor,
-            carry.ended | outcome.terminated | outcome.truncated,
-            carry.returns + jnp.where(live, outcome.reward, 0.0),
-            carry.lengths + live.astype(jnp.int32),
-            carry.steps + 1,
+    def play(now: EvaluationState) -> EvaluationState:
+        mask = jax.vmap(env.mask)(now.states) if env.spec.has_mask else None
+        view = View(now.observation, mask, now.lengths == 0)
+        step_keys = jax.random.split(jax.random.fold_in(play_key, now.steps), episodes + 1)
+        action, actor = agent.act(params, now.actor, view, step, step_keys[0], True)
+        outcome = jax.vmap(env.step)(now.states, action, step_keys[1:])
+        live = ~now.ended
+        return EvaluationState(
+            states=outcome.state,
+            observation=outcome.observation,
+            actor=actor,
+            ended=now.ended | outcome.terminated | outcome.truncated,
+            returns=now.returns + jnp.where(live, outcome.reward, 0.0),
+            lengths=now.lengths + live.astype(jnp.int32),
+            steps=now.steps + 1,
         )
 
-    start = Play(
-        states,
-        observation,
-        agent.init_actor(episodes),
-        jnp.zeros(episodes, bool),
-        jnp.zeros(episodes, jnp.float32),
-        jnp.zeros(episodes, jnp.int32),
-        jnp.int32(0),
+    start = EvaluationState(
+        states=states,
+        observation=observation,
+        actor=agent.init_actor(episodes),
+        ended=jnp.zeros(episodes, bool),
+        returns=jnp.zeros(episodes, jnp.float32),
+        lengths=jnp.zeros(episodes, jnp.int32),
+        steps=jnp.int32(0),
     )
-    end = jax.lax.while_loop(going_on, play, start)
+    end = jax.lax.while_loop(is_running, play, start)
     return end.returns, end.lengths

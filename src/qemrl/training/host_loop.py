@@ -1,4 +1,4 @@
-"""The host loop: Gymnasium environments and NumPy replay around compiled actor and learning.
+"""The host loop: Gymnasium environments and NumPy replay around compiled acting and learning.
 
 The environments step while the device learns: an iteration hands its updates to the device first, which works on
 them while the host steps with the parameters from before (see `schedule`).
@@ -16,11 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
-from qemrl.training.accumulator import Accumulator
 from qemrl.training.checkpoint import flatten, unflatten
-from qemrl.training.evaluation import make_act, play_hosted
-from qemrl.training.randomness import Keys
-from qemrl.training.schedule import StepSchedule
+from qemrl.training.evaluation import make_act, play_in_host_envs
+from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
 from qemrl.types import Actions, Batch, Step
 
 BITS_AT_ONCE = 256
@@ -34,20 +32,17 @@ class HostLoop:
         self,
         agent: InspectableAgent,
         envs: HostEnvs,
-        make_evaluation_envs: Callable[[int], HostEnvs],
         replay: HostReplay,
-        schedule: StepSchedule,
-        batch_size: int,
-        prioritized: bool,
-        clip_rewards: bool,
+        settings: LoopSettings,
         seed: int,
-        evaluation_episodes: int,
+        make_evaluation_envs: Callable[[int], HostEnvs],
     ) -> None:
-        self.agent, self.envs, self.replay, self.schedule = agent, envs, replay, schedule
-        self.make_evaluation_envs, self._evaluation_envs = make_evaluation_envs, None
-        self.batch_size, self.prioritized, self.clip_rewards = batch_size, prioritized, clip_rewards
-        self.seed, self.evaluation_episodes = seed, evaluation_episodes
-        self.keys = Keys.of(seed)
+        self.agent, self.envs, self.replay, self.settings = agent, envs, replay, settings
+        self.schedule = schedule = settings.schedule
+        self.make_evaluation_envs = make_evaluation_envs
+        self._evaluation_envs: HostEnvs | None = None
+        self.seed = seed
+        self.keys = Keys.from_seed(seed)
         self.vector_steps = 0
         self.agent_state = jax.jit(agent.init)(self.keys.init)
         self.actor = agent.init_actor(schedule.num_envs)
@@ -59,13 +54,13 @@ class HostLoop:
         self.first = np.ones(schedule.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        # What actor remembers can be large, as counts are: it is updated in place.
+        # What acting remembers can be large, as counts are: it is updated in place.
         self._act = jax.jit(self._choose, donate_argnums=1)
         self._act_in_evaluation = make_act(agent, evaluating=True)
-        # Parameters are not donated: actor resumes the old ones.
+        # Parameters are not donated: acting continues with the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
-        self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, batch_size)))
-        self._inspect = jax.jit(agent.metrics)
+        self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, settings.batch_size)))
+        self._metrics = jax.jit(agent.metrics)
 
     @property
     def step(self) -> int:
@@ -83,15 +78,15 @@ class HostLoop:
         self._leaves = AgentState(*(jax.tree.leaves(part) for part in state))
         self._structures = AgentState(*(jax.tree.structure(part) for part in state))
 
-    def advance(self, until: int, evaluate: bool, stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """Run to `until` steps; numbers by tag, or None if `stop` asked to stop before."""
+    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> Record | None:
+        """Run to `until` steps and give a record, or None if `stop` asked to stop before."""
         while self.step < until:
             if stop():
                 return None
             self._iterate()
-        record = {"step": self.step, "seed": self.seed, **self._numbers()}
+        record = {"step": self.step, "seed": self.seed, **self._summarize()}
         if evaluate:
-            returns, lengths = self.evaluate(self.evaluation_episodes)
+            returns, lengths = self._evaluate(self.settings.evaluation_episodes)
             record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
         self.accumulator = Accumulator.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
@@ -100,10 +95,10 @@ class HostLoop:
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint."""
         parts: dict[str, Mapping[str, np.ndarray]] = {
-            "learned": flatten((self.agent_state, self.actor, self.accumulator)),
+            "agent": flatten((self.agent_state, self.actor, self.accumulator)),
             "replay": self.replay.state(),
             "envs": self.envs.state(),
-            "running": {
+            "episodes": {
                 "first": self.first,
                 "returns": self.returns,
                 "lengths": self.lengths,
@@ -117,29 +112,35 @@ class HostLoop:
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
         """Go on exactly from where `arrays` were taken; what could not be restored is said in words."""
-        parts: dict[str, dict[str, np.ndarray]] = {"learned": {}, "replay": {}, "envs": {}, "running": {}}
+        parts: dict[str, dict[str, np.ndarray]] = {"agent": {}, "replay": {}, "envs": {}, "episodes": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition("/")
             parts[part][rest] = array
         self.agent_state, self.actor, self.accumulator = unflatten(
-            (self.agent_state, self.actor, self.accumulator), parts["learned"]
+            (self.agent_state, self.actor, self.accumulator), parts["agent"]
         )
         self.replay.restore(parts["replay"])
-        running = parts["running"]
-        self.first, self.returns = running["first"].copy(), running["returns"].copy()
-        self.lengths, self.vector_steps = running["lengths"].copy(), int(running["vector_steps"])
-        self.episodes, self.return_sum = int(running["episodes"]), float(running["return_sum"])
-        self.length_sum = int(running["length_sum"])
+        episodes = parts["episodes"]
+        self.first, self.returns = episodes["first"].copy(), episodes["returns"].copy()
+        self.lengths, self.vector_steps = episodes["lengths"].copy(), int(episodes["vector_steps"])
+        self.episodes, self.return_sum = int(episodes["episodes"]), float(episodes["return_sum"])
+        self.length_sum = int(episodes["length_sum"])
         lost = self.envs.restore(parts["envs"])
         self.observation, self.mask = self.envs.observation, self.envs.mask
-        begun = self.envs.state()["episode"] != parts["envs"]["episode"]
-        if begun.any():  # the episodes there were lost: what was stored of them must not run on into the new ones
-            self.replay.cut(begun)
-            self.first[begun], self.returns[begun], self.lengths[begun] = True, 0, 0
+        new = self.envs.state()["episode"] != parts["envs"]["episode"]
+        if new.any():  # the episodes there were lost: what was stored of them must not run on into the new ones
+            self.replay.end_episodes(new)
+            self.first[new], self.returns[new], self.lengths[new] = True, 0, 0
         return lost
 
+    def close(self) -> None:
+        """Close all environments."""
+        self.envs.close()
+        if self._evaluation_envs is not None:
+            self._evaluation_envs.close()
+
     def _iterate(self) -> None:
-        params, surprises = self._leaves.params, []
+        params, sampled = self._leaves.params, []
         if self.step >= self.schedule.first_update:
             updates = self.schedule.updates_until(self.step)
             for number in range(updates, updates + self.schedule.updates):
@@ -147,7 +148,7 @@ class HostLoop:
                     self.agent_state = self.agent_state._replace(target=self.agent.refresh_target(self.agent_state))
                 batch, indices = self.replay.sample(self._sampling_bits(number))
                 leaves = self._leaves
-                learned, learning, self.accumulator, priorities = self._learn(
+                new_params, optimizer, self.accumulator, priorities = self._learn(
                     leaves.optimizer,
                     self.accumulator,
                     leaves.params,
@@ -156,12 +157,12 @@ class HostLoop:
                     np.int32(number),
                     np.int32(self.step),
                 )
-                self._leaves = AgentState(learned, learning, leaves.target)
-                surprises.append((indices, priorities))
+                self._leaves = AgentState(new_params, optimizer, leaves.target)
+                sampled.append((indices, priorities))
         for _ in range(self.schedule.vector_steps):
             self._step(params)
-        if self.prioritized:
-            for indices, priorities in surprises:
+        if self.replay.config.prioritized:
+            for indices, priorities in sampled:
                 if not np.isfinite(priorities).all():
                     raise FloatingPointError(f"seed {self.seed}, step {self.step}: the loss is not finite")
                 self.replay.update_priorities(indices, np.asarray(priorities))
@@ -170,11 +171,11 @@ class HostLoop:
         view = View(self.observation, self.mask, self.first)
         actions, self.actor = self._act(params, self.actor, view, np.int32(self.vector_steps))
         actions = np.asarray(actions)
-        with self._explained():
+        with self._locate_errors():
             result = self.envs.step(actions)
-        reward = np.clip(result.reward, -1, 1) if self.clip_rewards else result.reward
-        earned = self.agent.intrinsic_reward(self.actor)
-        reward = reward if earned is None else reward + np.asarray(earned)
+        reward = np.clip(result.reward, -1, 1) if self.settings.clip_rewards else result.reward
+        bonus = self.agent.intrinsic_reward(self.actor)
+        reward = reward if bonus is None else reward + np.asarray(bonus)
         step = Step(
             self.observation,
             actions,
@@ -184,7 +185,7 @@ class HostLoop:
             result.next_observation,
             result.next_mask,
         )
-        self.replay.add(step if result.valid.all() else self._repeated(step, result.valid))
+        self.replay.add(step if result.valid.all() else self._repeat_last(step, result.valid))
         self.vector_steps += 1
         self.returns += result.reward
         self.lengths += 1
@@ -198,7 +199,7 @@ class HostLoop:
         self.observation, self.mask, self.first = result.observation, result.mask, result.restarted
         self._last = step
 
-    def _repeated(self, step: Step, valid: Bool[np.ndarray, " envs"]) -> Step:
+    def _repeat_last(self, step: Step, valid: Bool[np.ndarray, " envs"]) -> Step:
         """The step with the transition before it where an environment only reset itself.
 
         Environments side by side share a row of the replay. The last transition of an episode is then there twice;
@@ -217,20 +218,20 @@ class HostLoop:
 
     def _update(
         self,
-        learning: list[Array],
+        optimizer: list[Array],
         accumulator: Accumulator,
         params: list[Array],
-        frozen: list[Array],
+        target: list[Array],
         batch: Batch,
         updates: Int[Array, ""],
         step: Int[Array, ""],
     ) -> tuple[list[Array], list[Array], Accumulator, Float[Array, " batch"]]:
         key = jax.random.fold_in(self.keys.update, updates)
-        parts = zip(self._structures, (params, learning, frozen), strict=True)
+        parts = zip(self._structures, (params, optimizer, target), strict=True)
         agent = AgentState(*(jax.tree.unflatten(*part) for part in parts))
-        learned, still_learning, update = self.agent.update(agent, batch, key, updates)
-        leaves = jax.tree.leaves(learned), jax.tree.leaves(still_learning)
-        return *leaves, accumulator.learned(update.loss, step), update.priorities
+        new_params, new_optimizer, update = self.agent.update(agent, batch, key, updates)
+        leaves = jax.tree.leaves(new_params), jax.tree.leaves(new_optimizer)
+        return *leaves, accumulator.add_update(update.loss, step), update.priorities
 
     def _sampling_bits(self, update: int) -> Any:
         block, place = divmod(update, BITS_AT_ONCE)
@@ -239,21 +240,21 @@ class HostLoop:
             self._bits = (block, np.asarray(self._draw(jnp.arange(first, first + BITS_AT_ONCE))))
         return self._bits[1][place]
 
-    def _numbers(self) -> dict[str, Any]:
-        bits = np.arange(self.batch_size, dtype=np.uint32) * np.uint32(2654435761)
+    def _summarize(self) -> Record:
+        bits = np.arange(self.settings.batch_size, dtype=np.uint32) * np.uint32(2654435761)
         observation = self.replay.sample(bits)[0].observation
-        inspected = self._inspect(self.agent_state.params, observation)
+        metrics = self._metrics(self.agent_state.params, observation)
         accumulator = self.accumulator._replace(
             episodes=np.int32(self.episodes), returns=np.float32(self.return_sum), lengths=np.float32(self.length_sum)
         )
-        return {**accumulator.numbers(), **{tag: float(value) for tag, value in inspected.items()}}
+        return {**accumulator.summarize(), **{tag: float(value) for tag, value in metrics.items()}}
 
-    def evaluate(self, episodes: int) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
+    def _evaluate(self, episodes: int) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters, played side by side."""
         if self._evaluation_envs is None or self._evaluation_envs.num_envs != episodes:
             self._evaluation_envs = self.make_evaluation_envs(episodes)
-        with self._explained():
-            return play_hosted(
+        with self._locate_errors():
+            return play_in_host_envs(
                 self._act_in_evaluation,
                 self.agent.init_actor(episodes),
                 self.agent_state.params,
@@ -263,7 +264,7 @@ class HostLoop:
             )
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _locate_errors(self) -> Iterator[None]:
         """Say at which step an environment gave a number that is not finite."""
         try:
             yield

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from qemrl.training.checkpoint import FULL_DISK, sync_folder
-from qemrl.training.provenance import code_commit
+from qemrl.training.machine import code_commit
 
 
 class RunExistsError(Exception):
@@ -38,7 +38,7 @@ class RunWriteError(Exception):
 
 
 class RunDirectory:
-    """The folder of a run that has been created; `RunDirectory.create` begins one."""
+    """The folder of a run that has been created; `RunDirectory.create` makes one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class RunDirectory:
         # A crash in this very function may have left a temporary file.
         if path.is_dir() and any(not item.match(".config.json.*.tmp") for item in path.iterdir()):
             raise ValueError(f"{path} is not empty and holds no run; choose another folder with --out")
-        with _explained(path):
+        with _explain_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         record = _provenance() | {"config": dict(config_json), "extra": dict(extra)}
         write_atomic(path / "config.json", json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
@@ -117,7 +117,7 @@ class RunDirectory:
 
     def truncate_metrics(self, size: int) -> None:
         """Take metrics.jsonl back to `metrics_bytes` of the checkpoint from which the run goes on."""
-        with _explained(self._metrics), self._metrics.open("a+b") as file:
+        with _explain_errors(self._metrics), self._metrics.open("a+b") as file:
             there = file.seek(0, os.SEEK_END)
             if not 0 <= size <= there:
                 raise ValueError(
@@ -143,7 +143,7 @@ class RunDirectory:
         if not name or Path(name).name != name or name.startswith("."):
             raise ValueError(f"the name of an evaluation must do for a file, got {name!r}")
         folder = self.path / "evaluations"
-        with _explained(folder):
+        with _explain_errors(folder):
             folder.mkdir(exist_ok=True)
         write_atomic(folder / f"{name}.json", _json(data, indent=2))
         return folder / f"{name}.json"
@@ -155,7 +155,7 @@ class RunDirectory:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run: nobody else can while this is open. A process that dies lets go of it."""
-        with _explained(self.path / "lock"):
+        with _explain_errors(self.path / "lock"):
             file = (self.path / "lock").open("a+b", buffering=0)
         with file:
             try:
@@ -168,7 +168,7 @@ class RunDirectory:
                     "with --out"
                 ) from None
             try:
-                with _explained(self.path / "lock"):
+                with _explain_errors(self.path / "lock"):
                     file.truncate(0)
                     file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
                 yield
@@ -189,7 +189,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that it is there as a whole or not at all, and on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _explained(path):
+        with _explain_errors(path):
             with temporary.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
@@ -201,7 +201,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into one that says which file it was and what to do."""
     try:
         yield
@@ -218,7 +218,7 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
     step = json.loads(line).get("step")
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ValueError(f"a record needs a whole number ≥ 0 under 'step', got {step!r}")
-    with _explained(path), path.open("a+b", buffering=0) as file:
+    with _explain_errors(path), path.open("a+b", buffering=0) as file:
         size = _end_of_lines(file)
         file.truncate(size)
         try:

@@ -1,4 +1,4 @@
-"""The records of a run for TensorBoard: event files that are written anew from metrics.jsonl whenever a run goes on."""
+"""The records of a run for TensorBoard: event files that are written anew from metrics.jsonl whenever a run is resumed."""
 
 import contextlib
 import importlib
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from qemrl.training.config import RunConfig
-from qemrl.training.loops import Record
+from qemrl.training.loops import Loop
 from qemrl.training.run_directory import RunDirectory
+from qemrl.training.schedule import Record
 
 FOLDER = "tensorboard"
 
@@ -27,26 +28,26 @@ def require_tensorboard() -> None:
 
 
 @contextlib.contextmanager
-def board(directory: RunDirectory) -> Iterator["Board"]:
+def write_tensorboard(directory: RunDirectory) -> Iterator["TensorBoardCallback"]:
     """A callback that writes what it is told into the run's folder `tensorboard`, a folder for each seed."""
     require_tensorboard()
-    it = Board(directory)
+    callback = TensorBoardCallback(directory)
     try:
-        yield it
+        yield callback
     finally:
-        it.close()
+        callback.close()
 
 
-class Board:
+class TensorBoardCallback:
     """A callback that writes event files."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
         self._writers: dict[int, Any] = {}
 
-    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
+    def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None:
         """Write what metrics.jsonl holds, in place of whatever was there: steps that were undone must not stay."""
-        del step, lost
+        del loop, lost
         folder = self.directory.path / FOLDER
         if folder.exists():
             shutil.rmtree(folder)
@@ -58,10 +59,9 @@ class Board:
             self._write(record, rates.get(record["step"]))
         self._flush()
 
-    def at(self, step: float) -> None:
-        """Nothing: only records are written."""
+    def on_progress(self, step: float) -> None: ...  # only records are written
 
-    def record(self, records: list[Record], steps_per_second: float) -> None:
+    def on_record(self, records: list[Record], steps_per_second: float) -> None:
         """Write the records, and bring them to the disk."""
         for record in records:
             self._write(record, steps_per_second)

@@ -1,15 +1,20 @@
-"""Work on several cores at once, in threads: compiled programs leave Python's lock to others while they run."""
+"""Host loops of several seeds on several cores, in threads: compiled programs leave Python's lock to the others."""
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from qemrl.training.host_loop import HostLoop
 from qemrl.training.machine import available_cores
-
-Stop = Callable[[], bool]
+from qemrl.training.schedule import Record, Stop, never
 
 PATIENCE = 0.1
-"""How many seconds may go by before a question to stop is heard."""
+"""How many seconds may go by before a request to stop is heard."""
 
 
 def run_threads(works: Sequence[Callable[[Stop], None]], stop: Stop) -> None:
@@ -40,3 +45,72 @@ def run_threads(works: Sequence[Callable[[Stop], None]], stop: Stop) -> None:
             halted.set()
     for future in futures:
         future.result()
+
+
+class HostLoops:
+    """Host loops as one `Loop`, one for each seed, that run side by side from record to record, as many at once as there are cores.
+
+    A seed gains little from a second core, because its matrix products are small; two seeds gain all of it. Which seed
+    is ahead changes nothing in what they learn.
+    """
+
+    def __init__(self, loops: list[HostLoop]) -> None:
+        self.loops = loops
+        self.records: list[Record | None] = [None] * len(loops)
+        """What seeds that are ahead of the others have to say; kept until all have come as far."""
+
+    @property
+    def step(self) -> int:
+        """How many steps every seed has done."""
+        return min(loop.step for loop in self.loops)
+
+    @property
+    def mean_step(self) -> float:
+        """How many steps the seeds have done on average."""
+        return sum(loop.step for loop in self.loops) / len(self.loops)
+
+    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
+        """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
+        behind = [index for index, record in enumerate(self.records) if record is None]
+        run_threads([partial(self._advance, index, until, evaluate) for index in behind], stop)
+        records = [record for record in self.records if record is not None]
+        if len(records) < len(self.loops):
+            return None
+        self.records = [None for _ in self.loops]
+        return records
+
+    def _advance(self, index: int, until: int, evaluate: bool, stop: Stop) -> None:
+        self.records[index] = self.loops[index].advance(until, evaluate, stop)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that changes."""
+        loops = enumerate(self.loops)
+        return {f"{index}/{name}": array for index, loop in loops for name, array in loop.arrays().items()}
+
+    def meta(self) -> dict[str, Any]:
+        """The records of seeds that are ahead."""
+        return {"records": self.records}
+
+    def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
+        """Go on from there; what could not be restored is said in words."""
+        del step
+        lost = []
+        for index, loop in enumerate(self.loops):
+            start = f"{index}/"
+            lost += loop.restore({name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)})
+        self.records = json.loads(json.dumps(meta["records"]))
+        return lost
+
+    def params(self, index: int) -> Any:
+        """The parameters of one of the seeds."""
+        return self.loops[index].agent_state.params
+
+    @property
+    def replay_bytes(self) -> int:
+        """The memory that the replay of all seeds takes."""
+        return sum(loop.replay.nbytes for loop in self.loops)
+
+    def close(self) -> None:
+        """Close all environments."""
+        for loop in self.loops:
+            loop.close()

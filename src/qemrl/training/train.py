@@ -1,4 +1,7 @@
-"""A run from its first step or its last checkpoint to its end, with everything kept in its directory."""
+"""The one path of a training: a loop goes from record to record, from its first step or its last checkpoint to its end.
+
+With a run directory, metrics and checkpoints are kept there.
+"""
 
 import contextlib
 import json
@@ -8,61 +11,27 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
+from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig, read_config
-from qemrl.training.loops import Loop, Record, make_loop
-from qemrl.training.machine import machine_in_short
+from qemrl.training.loops import Loop, make_loop
+from qemrl.training.machine import summarize_machine
 from qemrl.training.run_directory import RunDirectory, write_atomic
+from qemrl.training.schedule import Record
 
-
-@runtime_checkable
-class Callback(Protocol):
-    """Who is told how a run goes."""
-
-    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
-        """A run begins, or goes on, at `step`; `lost` says what could not be restored."""
-        ...
-
-    def at(self, step: float) -> None:
-        """So many steps are done, on average over the seeds."""
-        ...
-
-    def record(self, records: list[Record], steps_per_second: float) -> None:
-        """Records of all seeds; steps per second are summed over seeds."""
-        ...
-
-
-class CallbackList:
-    """Several callbacks, told one after another."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = callbacks
-
-    def begin(self, config: RunConfig, step: int, lost: list[str]) -> None:
-        """Tell all."""
-        for callback in self.callbacks:
-            callback.begin(config, step, lost)
-
-    def at(self, step: float) -> None:
-        """Tell all."""
-        for callback in self.callbacks:
-            callback.at(step)
-
-    def record(self, records: list[Record], steps_per_second: float) -> None:
-        """Tell all."""
-        for callback in self.callbacks:
-            callback.record(records, steps_per_second)
+PROGRESS_EVERY = 0.2
+"""Seconds between two calls of `Callback.on_progress`, at least."""
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """The run was asked to stop, and its state is saved."""
+    """The run was asked to stop; with a run directory, its state is saved."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(f"stopped at step {step}")
@@ -73,22 +42,34 @@ class NonFiniteTrainingError(Exception):
     """A reward, an observation or a loss was not finite."""
 
 
-def train(config: RunConfig, directory: RunDirectory, callback: Callback) -> Loop:
+def train(config: RunConfig, directory: RunDirectory | None, callback: Callback, loop: Loop | None = None) -> None:
     """Bring a run to its end, from wherever it is; nothing is done to one that is finished.
+
+    Args:
+        config: What runs.
+        directory: Where metrics, evaluations and checkpoints are kept, and what the run is resumed from. Without one
+            there are no evaluations, and what is learned is only in the loop.
+        callback: Who is told how it goes.
+        loop: That of `make_loop`, if it is there already; it is left open.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; a checkpoint was written.
-        NonFiniteTrainingError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are kept.
+        NonFiniteTrainingError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are
+            kept.
     """
-    with directory.lock(), catch_stop_signals() as asked:
-        loop = make_loop(config)
-        lost = _restore(loop, directory)
-        callback.begin(config, loop.step, lost)
+    with contextlib.ExitStack() as stack:
+        if directory is not None:
+            stack.enter_context(directory.lock())
+        signals = stack.enter_context(catch_stop_signals())
+        if loop is None:
+            loop = make_loop(config)
+            stack.callback(loop.close)
+        lost = [] if directory is None else _restore(loop, directory)
+        callback.on_start(config, loop, lost)
         while loop.step < config.whole_steps:
-            _advance(config, loop, directory, callback, asked)
-        if not directory.done:
+            _advance(config, loop, directory, callback, signals)
+        if directory is not None and not directory.done:
             directory.finish({"step": loop.step, "seeds": list(config.seeds), **_last_evaluation(directory)})
-        return loop
 
 
 def extend(directory: RunDirectory, steps: int) -> RunConfig:
@@ -102,44 +83,50 @@ def extend(directory: RunDirectory, steps: int) -> RunConfig:
     return config
 
 
-def _advance(config: RunConfig, loop: Loop, directory: RunDirectory, callback: Callback, asked: "list[int]") -> None:
+def _advance(
+    config: RunConfig, loop: Loop, directory: RunDirectory | None, callback: Callback, signals: list[int]
+) -> None:
+    """Run to the next record, and keep and tell what it says."""
     until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
-    last_look = [start]
+    told = start
 
     def stop() -> bool:
+        nonlocal told
         now = time.perf_counter()
-        if now - last_look[0] > 0.2:
-            last_look[0] = now
-            callback.at(loop.mean_step)
-        return bool(asked)
+        if now - told > PROGRESS_EVERY:
+            told = now
+            callback.on_progress(loop.mean_step)
+        return bool(signals)
 
     try:
-        records = loop.advance(until, config.is_evaluated(until), stop)
+        records = loop.advance(until, directory is not None and config.is_evaluated(until), stop)
     except FloatingPointError as error:
-        raise _failed(loop, directory, str(error)) from error
+        raise _describe_failure(str(error), loop, directory) from error
     if records is None:
-        _save(loop, directory)
-        raise Stopped(loop.step, asked[0])
-    reason = describe_nonfinite(records)
+        if directory is not None:
+            save_checkpoint(loop, directory)
+        raise Stopped(loop.step, signals[0])
+    reason = _find_nonfinite(records)
     if reason is not None:
-        raise _failed(loop, directory, reason)
-    for record in records:
-        directory.append(_with_evaluation(record, directory))
+        raise _describe_failure(reason, loop, directory)
     rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
-    directory.append_timing({"step": until, "time/fps": rate, "machine": machine_in_short()})
-    callback.record(records, rate)
-    if config.is_saved(until):
-        _save(loop, directory)
+    if directory is not None:
+        for record in records:
+            directory.append(_store_evaluation(record, directory))
+        directory.append_timing({"step": until, "time/fps": rate, "machine": summarize_machine()})
+    callback.on_record(records, rate)
+    if directory is not None and config.is_saved(until):
+        save_checkpoint(loop, directory)
 
 
-def describe_nonfinite(records: list[Record]) -> str | None:
+def _find_nonfinite(records: list[Record]) -> str | None:
     """What was not finite, and when, or None; the records then no longer hold the step of it."""
     bad = {record["seed"]: record.pop("bad_step") for record in records}
     found = [f"seed {seed} met a number that is not finite at step {step}" for seed, step in bad.items() if step >= 0]
     return "; ".join(found) or None
 
 
-def _with_evaluation(record: Record, directory: RunDirectory) -> Record:
+def _store_evaluation(record: Record, directory: RunDirectory) -> Record:
     """The record with a summary of its evaluation, whose episodes go into a file of their own."""
     if "eval/returns" not in record:
         return record
@@ -150,6 +137,12 @@ def _with_evaluation(record: Record, directory: RunDirectory) -> Record:
     record["eval/std_reward"] = float(returns.std())
     record["eval/mean_ep_length"] = float(lengths.mean())
     return record
+
+
+def save_checkpoint(loop: Loop, directory: RunDirectory) -> None:
+    """Write a checkpoint of a loop into a run directory."""
+    meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
+    checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
 
 
 def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
@@ -164,16 +157,13 @@ def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
         raise checkpoint.CheckpointError(f"{directory.path} cannot go on from {found.path.name}: {error}") from error
 
 
-def _save(loop: Loop, directory: RunDirectory) -> None:
-    meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
-    checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
-
-
-def _failed(loop: Loop, directory: RunDirectory, reason: str) -> NonFiniteTrainingError:
-    """An error to raise, after the state was put aside for those who look for the cause."""
+def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -> NonFiniteTrainingError:
+    """An error to raise; in a run directory the state is put aside before, for those who look for the cause."""
+    if directory is None:
+        return NonFiniteTrainingError(reason)
     path = checkpoint.save(directory.path / "failed", loop.step, loop.arrays(), {"loop": loop.meta()}, keep=1)
     return NonFiniteTrainingError(
-        f"{reason}; the state is in {path}, and the checkpoints before it are kept. LineStyle for the cause in the "
+        f"{reason}; the state is in {path}, and the checkpoints before it are kept. Look for the cause in the "
         "environment's rewards and observations, then in the learning rate (--optimizer.learning-rate) and in "
         "the gradient's length (--optimizer.max-gradient-norm)"
     )
@@ -187,23 +177,23 @@ def _last_evaluation(directory: RunDirectory) -> dict[str, Any]:
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[list[int]]:
     """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once."""
-    asked: list[int] = []
+    signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield signals
         return
 
-    def take_note(number: int, frame: types.FrameType | None) -> None:
-        if asked and number == signal.SIGINT:
+    def note_signal(number: int, frame: types.FrameType | None) -> None:
+        if signals and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         if number == signal.SIGINT:  # a print may not be interrupted by another one
             os.write(2, b"\nqemrl: stopping at the next safe point; Ctrl-C again stops at once\n")
-        asked.append(number)
+        signals.append(number)
 
     before: dict[int, Callable | int | None] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, take_note)
+        before[number] = signal.signal(number, note_signal)
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

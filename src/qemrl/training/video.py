@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from qemrl.envs.gym.host_envs import HostEnvs
-from qemrl.training.loops import Player, evaluation_envs
+from qemrl.training.loops import Evaluator, evaluation_envs
 
 MAX_FRAMES = 2_000
 """Where a video ends, however long the episode goes on."""
@@ -41,11 +41,13 @@ def require_suffix(path: Path) -> None:
         raise ValueError(f"a video is a file that ends in {' or '.join(SUFFIXES)}, got {path}")
 
 
-def record_episode(player: Player, params: Any, seed: int, step: int, path: Path, max_frames: int = MAX_FRAMES) -> bool:
+def record_episode(
+    evaluator: Evaluator, params: Any, seed: int, step: int, path: Path, max_frames: int = MAX_FRAMES
+) -> bool:
     """Whether an evaluation episode was written to a .gif or .mp4 file; if not, a `VideoWarning` says why."""
     require_suffix(path)
     try:
-        frames, rate = film(player, params, seed, step, max_frames)
+        frames, rate = film(evaluator, params, seed, step, max_frames)
         write(path, frames, rate)
     except Exception as error:
         # Whatever a renderer or an encoder comes up with, there are results that must not be lost over a film.
@@ -54,19 +56,21 @@ def record_episode(player: Player, params: Any, seed: int, step: int, path: Path
     return True
 
 
-def film(player: Player, params: Any, seed: int, step: int, max_frames: int = MAX_FRAMES) -> tuple[list[Frame], float]:
+def film(
+    evaluator: Evaluator, params: Any, seed: int, step: int, max_frames: int = MAX_FRAMES
+) -> tuple[list[Frame], float]:
     """The pictures of one evaluation episode, and how many of them a second has."""
     frames: list[Frame] = []
 
     def look(envs: HostEnvs) -> bool:
-        frames.append(_enlarged(np.asarray(envs.render(), np.uint8)))
+        frames.append(_enlarge(np.asarray(envs.render(), np.uint8)))
         return len(frames) < max_frames
 
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen, and complain
-    envs = evaluation_envs(player.config, 1, render=True)
+    envs = evaluation_envs(evaluator.config, 1, render=True)
     try:
-        player.show(params, seed, step, envs, look)
+        evaluator.play_in(params, seed, step, envs, look)
         rate = envs.vector.metadata.get("render_fps") or 30
     finally:
         envs.close()
@@ -114,7 +118,7 @@ def _write_mp4(path: Path, frames: list[Frame], rate: float) -> None:
             raise OSError(f"FFmpeg failed: {said.read().decode(errors='replace').strip()}")
 
 
-def _enlarged(frame: Frame) -> Frame:
+def _enlarge(frame: Frame) -> Frame:
     factor = -(-SMALLEST // min(frame.shape[:2]))
     return frame.repeat(factor, axis=0).repeat(factor, axis=1) if factor > 1 else frame
 

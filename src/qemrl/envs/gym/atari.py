@@ -173,16 +173,16 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """The first observation of a new game."""
         super().reset(seed=seed, options=options)
-        self._begin()
+        self._start_game()
         if self.protocol.noop_max:
             for _ in range(self.np_random.integers(1, self.protocol.noop_max + 1)):
                 self._advance(self._noop, 1)
                 if self.ale.game_over():
-                    self._begin()
+                    self._start_game()
         if not self._press_fire():
-            self._begin()
+            self._start_game()
         self._lives = self.ale.lives()
-        return self._fill(), {}
+        return self._fill_stack(), {}
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """What follows an action, with the reward of the game and what became of its lives."""
@@ -204,7 +204,7 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
                     terminated = True
                 else:
                     self._lives = self.ale.lives()
-                    info = {"life_lost": True, "restart_observation": self._fill()}
+                    info = {"life_lost": True, "restart_observation": self._fill_stack()}
         return frames, reward, terminated, truncated, info
 
     def render(self) -> UInt8[np.ndarray, "height width 3"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -213,7 +213,7 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError("this game was made without render=True")
         return self.ale.getScreenRGB()
 
-    def _begin(self) -> None:
+    def _start_game(self) -> None:
         self.ale.restoreState(self._power_on)
         self.ale.reset_game()
         self._held = self._noop
@@ -248,7 +248,7 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
                 return False
         return True
 
-    def _fill(self) -> UInt8[np.ndarray, "..."]:
+    def _fill_stack(self) -> UInt8[np.ndarray, "..."]:
         """A stack of copies of the frame on the screen."""
         frames = np.empty_like(self._frames)
         frames[:] = self._resize(self._screen)
@@ -264,22 +264,22 @@ class AreaResize:
     """
 
     def __init__(self, height: int, width: int, size: int):
-        rows, columns = _overlaps(height, size), _overlaps(width, size)
+        rows, columns = _compute_overlaps(height, size), _compute_overlaps(width, size)
         area = int(rows[0].sum() * columns[0].sum())
         dtype = np.uint16 if 255 * area + area // 2 < 2**16 else np.uint32
-        self._rows, self._columns = _taps(rows, dtype), _taps(columns, dtype)
+        self._rows, self._columns = _list_taps(rows, dtype), _list_taps(columns, dtype)
         self._area, self._half, self._dtype = dtype(area), dtype(area // 2), dtype
 
     def __call__(self, frame: UInt8[np.ndarray, "height width *colors"]) -> UInt8[np.ndarray, "size size *colors"]:
         """The frame in the new size."""
-        tall = _weighted(frame.astype(self._dtype), self._rows)
-        total = _weighted(np.ascontiguousarray(tall.swapaxes(0, 1)), self._columns)
+        tall = _sum_weighted(frame.astype(self._dtype), self._rows)
+        total = _sum_weighted(np.ascontiguousarray(tall.swapaxes(0, 1)), self._columns)
         total += self._half
         total //= self._area
         return total.swapaxes(0, 1).astype(np.uint8)
 
 
-def _overlaps(length: int, size: int) -> Int[np.ndarray, "size length"]:
+def _compute_overlaps(length: int, size: int) -> Int[np.ndarray, "size length"]:
     """How much of each old cell each new cell covers, in the largest unit in which all of it is whole."""
     unit = gcd(length, size)
     old, new = length // unit, size // unit
@@ -287,7 +287,7 @@ def _overlaps(length: int, size: int) -> Int[np.ndarray, "size length"]:
     return np.maximum(0, np.minimum(begin + old, cell + new) - np.maximum(begin, cell))
 
 
-def _taps(overlaps: Int[np.ndarray, "size length"], dtype: type) -> list[tuple[np.ndarray, np.ndarray]]:
+def _list_taps(overlaps: Int[np.ndarray, "size length"], dtype: type) -> list[tuple[np.ndarray, np.ndarray]]:
     """The overlaps as lists of (old cell, weight) for all new cells: the first old cell of each, the second, ..."""
     first = (overlaps > 0).argmax(1)
     taps = []
@@ -298,7 +298,7 @@ def _taps(overlaps: Int[np.ndarray, "size length"], dtype: type) -> list[tuple[n
     return taps
 
 
-def _weighted(cells: Shaped[np.ndarray, "length ..."], taps: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _sum_weighted(cells: Shaped[np.ndarray, "length ..."], taps: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Weighted sums along the first axis."""
     shape = (-1,) + (1,) * (cells.ndim - 1)
     total = cells[taps[0][0]] * taps[0][1].reshape(shape)

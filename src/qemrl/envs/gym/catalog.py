@@ -75,14 +75,14 @@ def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
         if _is_withdrawn(registration):
             raise UnknownEnvironment(
                 f"{env_id} needed mujoco-py, which is no longer maintained, and Gymnasium only keeps its name; "
-                f"use {_newest(name)} (its returns are not comparable)"
+                f"use {_find_newest(name)} (its returns are not comparable)"
             )
         return registration
     for prefix, package in _PACKAGES.items():
         if name.startswith(prefix) and not any(known.startswith(prefix) for known in gymnasium.registry):
             hint = f"pip install {package}, and name the environment {package}:{name}"
             raise MissingPackage(f"no package that registers {name} is imported; run: {hint}")
-    found = _suggestions(name, also)
+    found = _suggest_ids(name, also)
     meant = f"did you mean {' or '.join(found)}?" if found else "gymnasium.pprint_registry() lists all that are known"
     raise UnknownEnvironment(
         f"unknown environment {env_id!r}: {meant} (an id of a package of its own is written module:id)"
@@ -92,7 +92,7 @@ def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
 def missing_package(registration: Registration, error: Exception) -> MissingPackage:
     """The error to raise where building a registered environment failed for want of a package."""
     where = str(registration.entry_point)
-    newest = _newest(registration.id)
+    newest = _find_newest(registration.id)
     if "mujoco" in where and newest != registration.id and importlib.util.find_spec("mujoco") is not None:
         return MissingPackage(
             f"{registration.id} cannot be built with the MuJoCo that is installed; use {newest} ({error})"
@@ -103,7 +103,7 @@ def missing_package(registration: Registration, error: Exception) -> MissingPack
 
 
 @contextmanager
-def quiet_about_age(registration: Registration) -> Iterator[None]:
+def ignore_age_warnings(registration: Registration) -> Iterator[None]:
     """Building a MuJoCo environment in it gives no warning that something about it is old.
 
     Published results are of version 4 as often as of 5, so whoever names it wants it. And MuJoCo itself warns of a word
@@ -128,7 +128,7 @@ def _is_withdrawn(registration: Registration) -> bool:
     return getattr(registration.entry_point, "__name__", None) == "_raise_mujoco_py_error"
 
 
-def _newest(name: str) -> str:
+def _find_newest(name: str) -> str:
     """The id of the newest version of an environment."""
     stem = name.rpartition("-v")[0]
     return max((it for it in gymnasium.registry.values() if it.id.rpartition("-v")[0] == stem), key=_version).id
@@ -138,7 +138,7 @@ def _version(registration: Registration) -> int:
     return registration.version or 0
 
 
-def _suggestions(name: str, also: Sequence[str]) -> list[str]:
+def _suggest_ids(name: str, also: Sequence[str]) -> list[str]:
     if importlib.util.find_spec("ale_py") is not None:
         import_ale(name)
     # ids that skip a random number of frames or are withdrawn are known, but nobody should be led to them

@@ -20,7 +20,7 @@ class Histories:
         self._actions = [array(self._type) for _ in range(num_envs)]
 
     def forget(self, place: int) -> None:
-        """Begin a new episode in one environment."""
+        """Start a new episode in one environment."""
         self._actions[place] = array(self._type)
 
     def add(self, actions: Actions) -> None:
@@ -62,7 +62,7 @@ def episode_seed(seed: int, place: int, episode: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(place, episode)).generate_state(1)[0] >> 1)
 
 
-def rounds(episodes: Sequence[np.ndarray]) -> Iterator[tuple[Bool[np.ndarray, " envs"], Actions]]:
+def schedule_replay(episodes: Sequence[np.ndarray]) -> Iterator[tuple[Bool[np.ndarray, " envs"], Actions]]:
     """How to play episodes again side by side so that all end at once: where one begins anew, and the actions.
 
     All environments step at once, so those with fewer actions would be done too early: they first play a part of
@@ -71,11 +71,11 @@ def rounds(episodes: Sequence[np.ndarray]) -> Iterator[tuple[Bool[np.ndarray, " 
     """
     total = max(len(episode) for episode in episodes)
     for time in range(total):
-        begins = np.ones(len(episodes), np.bool_)
+        restarts = np.ones(len(episodes), np.bool_)
         actions = np.zeros((len(episodes), *episodes[0].shape[1:]), episodes[0].dtype)
         for place, episode in enumerate(episodes):
             if len(episode):
                 part = total % len(episode)
                 at = time if time < part else (time - part) % len(episode)
-                begins[place], actions[place] = at == 0, episode[at]
-        yield begins, actions
+                restarts[place], actions[place] = at == 0, episode[at]
+        yield restarts, actions

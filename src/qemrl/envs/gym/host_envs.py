@@ -3,35 +3,34 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
 from qemrl.envs.gym.catalog import (
     MissingPackage,
     UnknownEnvironment,
     find_environment,
+    ignore_age_warnings,
     is_atari,
     missing_package,
-    quiet_about_age,
 )
-from qemrl.envs.gym.histories import Histories, episode_seed, rounds
+from qemrl.envs.gym.histories import Histories, episode_seed, schedule_replay
 from qemrl.envs.gym.in_process import InProcessEnvs
 from qemrl.envs.gym.spaces import (
     NonFiniteError,
     UnsupportedEnvironment,
-    describe,
+    describe_spaces,
     read_actions,
     read_masks,
     read_observations,
     read_rewards,
     write_actions,
 )
-from qemrl.envs.gym.steps import HostReset, HostStep, Mask
 from qemrl.types import Actions
 
 __all__ = [
@@ -46,6 +45,51 @@ __all__ = [
     "is_atari",
     "make_host_envs",
 ]
+
+Mask = Bool[np.ndarray, "envs actions"] | None
+"""The actions allowed in each environment; None where all are allowed always."""
+
+
+class HostReset(NamedTuple):
+    """What environments show first."""
+
+    observation: np.ndarray
+    """[envs, ...]"""
+
+    mask: Mask
+    """The actions allowed there."""
+
+
+class HostStep(NamedTuple):
+    """What followed an action in each environment."""
+
+    reward: Float[np.ndarray, " envs"]
+    terminated: Bool[np.ndarray, " envs"]
+    """Whether nothing follows: the end of an episode, or a lost life where the Atari protocol says so."""
+
+    truncated: Bool[np.ndarray, " envs"]
+    next_observation: np.ndarray
+    """[envs, ...]: the true next one, also where an episode ended."""
+
+    observation: np.ndarray
+    """[envs, ...]: to act on next; the first of the new episode where one ended."""
+
+    mask: Mask
+    """The actions allowed in `observation`."""
+
+    next_mask: Mask
+    """The actions allowed in `next_observation`; all where it is terminal."""
+
+    valid: Bool[np.ndarray, " envs"]
+    """False where nothing happened but a reset, in vector environments that reset in a step of its own: such a row must
+    not enter replay, and its action did not count."""
+
+    ended: Bool[np.ndarray, " envs"]
+    """Whether the environment's own episode is over, so that its return is complete; unlike `terminated` never for a
+    lost life."""
+
+    restarted: Bool[np.ndarray, " envs"]
+    """Whether `observation` does not continue `next_observation`: frames are stacked anew from here."""
 
 
 class HostEnvs:
@@ -77,7 +121,7 @@ class HostEnvs:
         self._replayable = self._made_of_envs and self._mode is AutoresetMode.DISABLED
         self._space = vector.single_observation_space
         self._action_space = vector.single_action_space
-        self.spec = describe(env_id, self._space, self._action_space, stacked_frames)
+        self.spec = describe_spaces(env_id, self._space, self._action_space, stacked_frames)
         self._mask_source: str | None = None
         self.reset(0)
         self._mask_source = self._find_masks()
@@ -90,7 +134,7 @@ class HostEnvs:
         if seed < 0:
             raise ValueError(f"the seed of a run must not be negative, got {seed}")
         self._seed = seed
-        self._start(np.zeros(self.num_envs, np.int64))
+        self._start_episodes(np.zeros(self.num_envs, np.int64))
         return HostReset(self.observation, self.mask)
 
     def step(self, actions: Actions) -> HostStep:
@@ -107,7 +151,7 @@ class HostEnvs:
             self._returns[step.ended] = 0.0
             self._episode[step.ended] += 1
             if self._mode is AutoresetMode.DISABLED:
-                observation, mask = self._begin(step.ended, step.observation, step.mask)
+                observation, mask = self._reset_rows(step.ended, step.observation, step.mask)
                 step = step._replace(observation=observation, mask=mask, restarted=step.restarted | step.ended)
         self.observation, self.mask = step.observation, step.mask
         return step
@@ -135,18 +179,18 @@ class HostEnvs:
         episodes = self._histories.read(state)
         self._seed = int(state["seed"])
         if not self._replayable:
-            self._start(state["episode"] + 1)
+            self._start_episodes(state["episode"] + 1)
             return [
                 f"{self.spec.id}: {type(self.vector).__name__} ({self._mode.name}) is a vector environment that cannot "
                 "restore its state; new episodes have begun in it"
             ]
-        self._start(state["episode"])
-        lost = self._play_again(episodes)
+        self._start_episodes(state["episode"])
+        lost = self._replay(episodes)
         same = (self.observation == state["observation"]).reshape(self.num_envs, -1).all(1)
         lost |= ~same | (self._returns != state["episode_return"])
         if lost.any():
             self._episode[lost] += 1
-            self._begin_again(lost)
+            self._restart(lost)
         return [
             f"{self.spec.id}: environment {place} did not come back to its state when its last "
             f"{len(episodes[place])} actions were played again (is it deterministic?); a new episode has begun there"
@@ -163,8 +207,8 @@ class HostEnvs:
         """Close all environments."""
         self.vector.close()
 
-    def _start(self, episodes: Int[np.ndarray, " envs"]) -> None:
-        """Begin these episodes everywhere."""
+    def _start_episodes(self, episodes: Int[np.ndarray, " envs"]) -> None:
+        """Start these episodes everywhere."""
         self._episode = episodes.copy()
         self._returns = np.zeros(self.num_envs)
         self._histories = Histories(self.spec, self.num_envs)
@@ -172,14 +216,16 @@ class HostEnvs:
         if self._replayable:
             nothing = np.zeros((self.num_envs, *self.spec.observation_shape), self.spec.observation_dtype)
             unmasked = None if self._mask_source is None else np.ones((self.num_envs, self.spec.num_actions), np.bool_)
-            self.observation, self.mask = self._begin(np.ones(self.num_envs, np.bool_), nothing, unmasked)
+            self.observation, self.mask = self._reset_rows(np.ones(self.num_envs, np.bool_), nothing, unmasked)
             return
         # halved, because native environments add their number to it and want 32 bits
         raw, infos = self.vector.reset(seed=episode_seed(self._seed, 0, int(episodes.max())) // 2)
         self._first_infos = infos
         self.observation, self.mask = self._read(raw), self._read_mask(infos, np.zeros(self.num_envs, np.bool_))
 
-    def _begin(self, rows: Bool[np.ndarray, " envs"], observation: np.ndarray, mask: Mask) -> tuple[np.ndarray, Mask]:
+    def _reset_rows(
+        self, rows: Bool[np.ndarray, " envs"], observation: np.ndarray, mask: Mask
+    ) -> tuple[np.ndarray, Mask]:
         """These observations and masks, after a reset of some rows, each with the seed of its episode."""
         options = {"reset_mask": rows}
         if self._replayable:
@@ -198,13 +244,13 @@ class HostEnvs:
             return observation, None
         return observation, np.where(rows[:, None], first_mask, mask)
 
-    def _play_again(self, episodes: Sequence[np.ndarray]) -> Bool[np.ndarray, " envs"]:
+    def _replay(self, episodes: Sequence[np.ndarray]) -> Bool[np.ndarray, " envs"]:
         """Take the actions of these episodes again; true where one ended on the way, which it had not done."""
         empty = np.array([len(episode) == 0 for episode in episodes])
         lost = np.zeros(self.num_envs, np.bool_)
-        for time, (begins, actions) in enumerate(rounds(episodes)):
-            if time and (begins | lost).any():
-                self._begin_again(begins | lost)
+        for time, (restarts, actions) in enumerate(schedule_replay(episodes)):
+            if time and (restarts | lost).any():
+                self._restart(restarts | lost)
             idle = empty | lost
             if self.mask is not None:
                 actions[idle] = self.mask[idle].argmax(1)
@@ -213,14 +259,14 @@ class HostEnvs:
             lost |= step.ended & ~empty
             self.observation, self.mask = step.observation, step.mask
         if not empty.all() and (empty | lost).any():
-            self._begin_again(empty | lost)
+            self._restart(empty | lost)
         self._histories.load(episodes)
         return lost
 
-    def _begin_again(self, rows: Bool[np.ndarray, " envs"]) -> None:
+    def _restart(self, rows: Bool[np.ndarray, " envs"]) -> None:
         """Go back to the first observation of some rows' episodes."""
         self._returns[rows] = 0.0
-        self.observation, self.mask = self._begin(rows, self.observation, self.mask)
+        self.observation, self.mask = self._reset_rows(rows, self.observation, self.mask)
 
     def _transition(self, actions: Actions) -> HostStep:
         """A step of the vector environment in terms that are the same in all modes, before resets of our own."""
@@ -341,7 +387,7 @@ def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, paramet
             return make_atari(env_id, protocol, render, parameters)
         # only said where it is wanted, for not every environment knows of it
         rendering = {"render_mode": "rgb_array"} if render else {}
-        with quiet_about_age(registration):
+        with ignore_age_warnings(registration):
             return gymnasium.make(env_id, **rendering, **parameters)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(registration, error) from error

@@ -6,19 +6,22 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Bool, Float
 
-from qemrl.envs.gym.bounds import USUAL_BOUNDS
+from qemrl.envs.jax.classic_control import CARTPOLE_BOUNDS
 from qemrl.types import ActionBox, Actions, EnvSpec, UnsupportedEnvironment
 
 _UNBOUNDED = 1e30  # some spaces write the largest number of their dtype where they mean infinity
 
 _Bounds = tuple[float, ...] | None
 
+USUAL_BOUNDS = {"CartPole-v0": CARTPOLE_BOUNDS, "CartPole-v1": CARTPOLE_BOUNDS}
+"""Where observations usually lie, for environments that leave their bounds open."""
+
 
 class NonFiniteError(ValueError):
     """A reward, an observation or an action that is not a finite number."""
 
 
-def describe(env_id: str, observations: spaces.Space, actions: spaces.Space, stacked_frames: int) -> EnvSpec:
+def describe_spaces(env_id: str, observations: spaces.Space, actions: spaces.Space, stacked_frames: int) -> EnvSpec:
     """What an agent must know of an environment with these spaces."""
     num_actions, box = _describe_actions(env_id, actions)
     shape, dtype, low, high = _describe_observations(env_id, observations)
@@ -47,7 +50,7 @@ def _describe_observations(env_id: str, space: spaces.Space) -> tuple[tuple[int,
             "Register it with gymnasium.wrappers.FlattenObservation around it"
         )
     dtype = space.dtype.name if space.dtype in (np.dtype(np.uint8), np.dtype(np.bool_)) else "float32"
-    if len(space.shape) == 1 and _bounded(space).all():
+    if len(space.shape) == 1 and _has_bounds(space).all():
         return space.shape, dtype, tuple(map(float, space.low)), tuple(map(float, space.high))
     low, high = USUAL_BOUNDS.get(env_id, (None, None))
     return space.shape, dtype, low, high
@@ -62,17 +65,17 @@ def _describe_actions(env_id: str, space: spaces.Space) -> tuple[int, ActionBox 
             f"{env_id} has actions {space}; agents need gymnasium.spaces.Discrete or a Box of floats. "
             "Number the combinations with gymnasium.wrappers.TransformAction"
         )
-    bounded = _bounded(space)
+    bounded = _has_bounds(space)
     if not bounded.all():
         raise UnsupportedEnvironment(
-            f"{env_id} has continuous actions {space} without finite bounds at index {_first_wrong(bounded)}. "
+            f"{env_id} has continuous actions {space} without finite bounds at index {_find_first_false(bounded)}. "
             "Wrap it so that its action_space is bounded: gymnasium.wrappers.TransformAction(env, function, "
             "bounded_space) can do that, RescaleAction and ClipAction cannot"
         )
     # agents scale in float32, where bounds that are close may coincide
     open_ = np.asarray(space.low.astype(np.float32) < space.high.astype(np.float32))
     if not (space.low.size and open_.all()):
-        where = f"low is not less than high at index {_first_wrong(open_)}" if space.low.size else "there are none"
+        where = f"low is not less than high at index {_find_first_false(open_)}" if space.low.size else "there are none"
         raise UnsupportedEnvironment(
             f"{env_id} has continuous actions {space}, but {where}. Register it with "
             "gymnasium.wrappers.TransformAction around it, for an action_space of those components that can be chosen"
@@ -81,14 +84,14 @@ def _describe_actions(env_id: str, space: spaces.Space) -> tuple[int, ActionBox 
     return 0, ActionBox(space.shape, low, high)
 
 
-def _bounded(space: spaces.Box) -> Bool[np.ndarray, "..."]:
+def _has_bounds(space: spaces.Box) -> Bool[np.ndarray, "..."]:
     """Whether both bounds of a component are finite."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     return np.asarray((np.abs(low) < _UNBOUNDED) & (np.abs(high) < _UNBOUNDED))
 
 
-def _first_wrong(right: Bool[np.ndarray, "..."]) -> tuple[int, ...]:
-    return tuple(np.argwhere(np.logical_not(right))[0].tolist())
+def _find_first_false(mask: Bool[np.ndarray, "..."]) -> tuple[int, ...]:
+    return tuple(np.argwhere(np.logical_not(mask))[0].tolist())
 
 
 def read_actions(actions: Any, spec: EnvSpec) -> Actions:
@@ -101,7 +104,7 @@ def read_actions(actions: Any, spec: EnvSpec) -> Actions:
             f"the actions of {spec.id} must have the shape {('environments', *spec.box.shape)}, got {actions.shape}"
         )
     if not _all_finite(actions):
-        place, *index = _first_wrong(np.isfinite(actions))
+        place, *index = _find_first_false(np.isfinite(actions))
         raise NonFiniteError(
             f"the action for environment {place} ({spec.id}) is {actions[(place, *index)]} at index {tuple(index)}: "
             "learning has diverged; a smaller learning rate may help"

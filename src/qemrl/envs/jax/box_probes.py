@@ -2,8 +2,8 @@
 
 Run in order, they tell what is wrong with an agent: the loss (c1), the input (c2), the discount and the bootstrap (c3),
 the way from the value to the policy (c4), that from the observation to the action and the scale of actions (c5),
-truncation taken for termination (c6), and the learned distribution of returns (c7). Observations are one float32 in [−1, 1],
-actions one float32 in a box. Where the action does not matter, the environment is that of `qemrl.envs.jax.probes`.
+truncation taken for termination (c6), and the learned distribution of returns (c7). Observations are one float32 in
+[−1, 1], actions one float32 in a box. Where the action does not matter, the environment is that of `probes`.
 
 The values are those of rewards alone: an agent that is also paid for entropy must take its own part away first.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.special import ndtri
 
-from qemrl.envs.jax.compiled import CompiledEnv, Outcome
+from qemrl.envs.jax.env import JaxEnv, Outcome
 from qemrl.envs.jax.probes import (
     LIMIT,
     REWARD_MEAN,
@@ -51,7 +51,7 @@ SLOPE = 1.5
 class BoxProbe(NamedTuple):
     """A probe with continuous actions and its answer."""
 
-    make: Callable[[], CompiledEnv]
+    make: Callable[[], JaxEnv]
     shows: str
     """What an agent that solves it has right."""
 
@@ -71,7 +71,7 @@ class BoxProbe(NamedTuple):
     """From levels to the quantiles of the return, where its distribution is what is probed."""
 
 
-def any_action(name: str, make: Callable[[], CompiledEnv]) -> CompiledEnv:
+def any_action(name: str, make: Callable[[], JaxEnv]) -> JaxEnv:
     """A probe of discrete actions that pays no regard to them, with actions in (−1, 1) instead.
 
     Args:
@@ -81,7 +81,7 @@ def any_action(name: str, make: Callable[[], CompiledEnv]) -> CompiledEnv:
     return replace(make(), spec=_spec(name, -1.0, 1.0))
 
 
-def aimed_action() -> CompiledEnv:
+def aimed_action() -> JaxEnv:
     """One step, observation 0, actions a in (−1, 1), reward 1 − (a − 0.5)²: the best action is 0.5, and Q = 1 there.
 
     Elsewhere Q is the reward. The slope of Q in the action is all that leads a policy to it.
@@ -91,10 +91,10 @@ def aimed_action() -> CompiledEnv:
         del key
         return outcome(state, state.observation, 1 - (action[0] - AIM) ** 2, ends=True)
 
-    return CompiledEnv(_spec("c4", -1.0, 1.0), from_zero, step, draw)
+    return JaxEnv(_spec("c4", -1.0, 1.0), from_zero, step, draw)
 
 
-def observed_aim() -> CompiledEnv:
+def observed_aim() -> JaxEnv:
     """One step, observation o = −1 or 1 by chance, actions a in (−2, 4), reward 1 − ((a − 1 − 1.5 o) / 3)².
 
     The best actions are −0.5 at −1 and 2.5 at 1, halfway from the middle of the box to its ends, and Q = 1 there.
@@ -105,7 +105,7 @@ def observed_aim() -> CompiledEnv:
         miss = (action[0] - (MIDDLE + SLOPE * state.observation[0])) / HALF
         return outcome(state, state.observation, 1 - miss**2, ends=True)
 
-    return CompiledEnv(_spec("c5", LEFT, RIGHT), from_sign, step, draw)
+    return JaxEnv(_spec("c5", LEFT, RIGHT), from_sign, step, draw)
 
 
 BOX_PROBES: dict[str, BoxProbe] = {

@@ -20,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, UInt8
 
-from qemrl.envs.jax.compiled import MINATAR_GAMES, CompiledEnv, Outcome, time_limited
+from qemrl.envs.jax.env import JaxEnv, Outcome, delay_rewards, limit_time
 from qemrl.types import EnvSpec
+
+MINATAR_GAMES = ("breakout", "asterix", "freeway", "seaquest", "space_invaders")
 
 MAX_STEPS = 10_000
 """Where an episode is truncated."""
@@ -52,7 +54,7 @@ COLORS = np.array(
 BACKGROUND = np.array([24, 26, 34], np.uint8)
 
 
-def minatar(game: str, max_steps: int = MAX_STEPS) -> CompiledEnv:
+def make_minatar(game: str, max_steps: int = MAX_STEPS) -> JaxEnv:
     """One of MinAtar's games, truncated after `max_steps`."""
     if game not in MINATAR_GAMES:
         raise ValueError(f"MinAtar has no game {game!r}: choose from {', '.join(MINATAR_GAMES)}")
@@ -80,7 +82,12 @@ def minatar(game: str, max_steps: int = MAX_STEPS) -> CompiledEnv:
         return Outcome(state, state.observation, state.rewards[0], state.terminated, jnp.bool_(False))
 
     spec = EnvSpec(f"minatar/{game}", shapes.observation.shape, "bool", shapes.legal_action_mask.shape[0])
-    return time_limited(CompiledEnv(spec, reset, step, _draw), max_steps)
+    return limit_time(JaxEnv(spec, reset, step, _draw), max_steps)
+
+
+def make_sparse_minatar(game: str) -> JaxEnv:
+    """One of MinAtar's games with all rewards of an episode paid in its last step."""
+    return delay_rewards(make_minatar(game), f"minatar/{game}-sparse")
 
 
 def _shapes(rules: Any) -> Any:

@@ -1,8 +1,8 @@
 """Probe environments: each so small that its answer is known, and each fails for one reason.
 
 Run in order, they tell what is wrong with an agent: the loss (1), the input (2), the discount and the bootstrap (3),
-the choice of actions (4), both together (5), truncation taken for termination (6), the learned distribution of returns (7), and
-actions that are not allowed (8). Observations are one float32 in [−1, 1].
+the choice of actions (4), both together (5), truncation taken for termination (6), the learned distribution of returns
+(7), and actions that are not allowed (8). Observations are one float32 in [−1, 1].
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8
 from scipy.special import ndtri
 
-from qemrl.envs.jax.compiled import Action, CompiledEnv, Outcome, time_limited
+from qemrl.envs.jax.env import Action, JaxEnv, Outcome, limit_time
 from qemrl.types import EnvSpec
 
 REWARD_MEAN, REWARD_STD = 1.0, 2.0
@@ -37,7 +37,7 @@ class ProbeState(NamedTuple):
 class Probe(NamedTuple):
     """A probe and its answer."""
 
-    make: Callable[[], CompiledEnv]
+    make: Callable[[], JaxEnv]
     shows: str
     """What an agent that solves it has right."""
 
@@ -54,7 +54,7 @@ class Probe(NamedTuple):
     """From levels to the quantiles of the return, where its distribution is what is probed."""
 
 
-def constant_reward() -> CompiledEnv:
+def constant_reward() -> JaxEnv:
     """One action, one step, observation 0, reward 1: Q = 1."""
 
     def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
@@ -64,7 +64,7 @@ def constant_reward() -> CompiledEnv:
     return _probe("1", 1, from_zero, step)
 
 
-def observed_reward() -> CompiledEnv:
+def observed_reward() -> JaxEnv:
     """One action, one step, observation −1 or 1 by chance, reward equal to it: Q(−1) = −1, Q(1) = 1."""
 
     def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
@@ -74,7 +74,7 @@ def observed_reward() -> CompiledEnv:
     return _probe("2", 1, from_sign, step)
 
 
-def delayed_reward() -> CompiledEnv:
+def delayed_reward() -> JaxEnv:
     """One action, two steps, observation 0 and then 1, reward 1 at the end: Q(0) = discount, Q(1) = 1."""
 
     def step(state: ProbeState, action: Action, key: PRNGKeyArray) -> Outcome:
@@ -85,7 +85,7 @@ def delayed_reward() -> CompiledEnv:
     return _probe("3", 1, from_zero, step)
 
 
-def two_actions() -> CompiledEnv:
+def two_actions() -> JaxEnv:
     """Two actions, one step, observation 0, reward −1 for action 0 and 1 for action 1: Q = (−1, 1)."""
 
     def step(state: ProbeState, action: Int[Array, ""], key: PRNGKeyArray) -> Outcome:
@@ -95,7 +95,7 @@ def two_actions() -> CompiledEnv:
     return _probe("4", 2, from_zero, step)
 
 
-def matching_action() -> CompiledEnv:
+def matching_action() -> JaxEnv:
     """Two actions, one step, observation −1 or 1 by chance, reward 1 if the action is 0 at −1 or 1 at 1, else −1.
 
     Q(−1) = (1, −1), Q(1) = (−1, 1).
@@ -108,7 +108,7 @@ def matching_action() -> CompiledEnv:
     return _probe("5", 2, from_sign, step)
 
 
-def truncation() -> CompiledEnv:
+def truncation() -> JaxEnv:
     """One action, observation 0, reward 1 at each step, truncated after 5 and never terminated: Q = 1 / (1 − discount).
 
     An agent that takes the truncation for a termination finds less than 5 for the only state there is.
@@ -118,10 +118,10 @@ def truncation() -> CompiledEnv:
         del action, key
         return outcome(state, state.observation, 1.0, ends=False)
 
-    return time_limited(_probe("6", 1, from_zero, step), LIMIT)
+    return limit_time(_probe("6", 1, from_zero, step), LIMIT)
 
 
-def random_reward() -> CompiledEnv:
+def random_reward() -> JaxEnv:
     """One action, one step, observation 0, a normal reward of mean 1 and standard deviation 2.
 
     Q = 1, and the quantile of the return at level τ is 1 + 2 Φ⁻¹(τ).
@@ -135,7 +135,7 @@ def random_reward() -> CompiledEnv:
     return _probe("7", 1, from_zero, step)
 
 
-def forbidden_action() -> CompiledEnv:
+def forbidden_action() -> JaxEnv:
     """Three actions, two steps; the last state forbids action 2, which would give the largest reward.
 
     The first state, observation −1, allows all and gives 0, 0 and 1. The last, observation 1, gives −1 and −2 for
@@ -198,11 +198,11 @@ def _probe(
     reset: Callable[[PRNGKeyArray], tuple[ProbeState, Array]],
     step: Callable[[ProbeState, Int[Array, ""], PRNGKeyArray], Outcome],
     mask: Callable[[ProbeState], Bool[Array, " actions"]] | None = None,
-) -> CompiledEnv:
+) -> JaxEnv:
     spec = EnvSpec(
         f"probe/{name}", (1,), "float32", actions, mask is not None, observation_low=(-1.0,), observation_high=(1.0,)
     )
-    return CompiledEnv(spec, reset, step, draw, mask or (lambda _: None))
+    return JaxEnv(spec, reset, step, draw, mask or (lambda _: None))
 
 
 def _start(observation: Float[Array, "1"]) -> tuple[ProbeState, Float[Array, "1"]]:

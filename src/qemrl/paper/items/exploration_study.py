@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.representations import FixedQuantiles
-from qemrl.envs.jax import chain, deep_sea
+from qemrl.envs.jax import exploration_tasks
 from qemrl.exploration import BonusExploration, CountBonus, EpsilonGreedy, LinearDecay
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
-from qemrl.training.loops import CompiledRun, make_loop
+from qemrl.training.loops import make_loop
 
 RECORDS = 100
 """How often in a run it is asked whether the task is solved."""
@@ -156,14 +156,14 @@ def explore(arm: str, task: Task, seed: int, num_seeds: int, tick: Callable[[flo
     """Train all seeds of an arm on a task."""
     config = run_of(arm, task, seed, num_seeds)
     loop = make_loop(config)
-    assert isinstance(loop, CompiledRun)
+    assert isinstance(loop, CompiledLoop)
     marks, answers = [], []
     evaluated = task.evaluation_episodes > 1
     while loop.step < config.whole_steps:
         records = loop.advance(config.next_record(loop.step), evaluated, lambda: False)
         assert records is not None
         marks.append(loop.step)
-        answers.append(task.solved(loop.loop, records))
+        answers.append(task.solved(loop, records))
         tick(loop.step / config.whole_steps)
     return outcome_of(np.array(marks), np.array(answers))
 

@@ -15,15 +15,17 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
-from qemrl.envs.jax.compiled import CompiledEnv, make_compiled
+from qemrl.envs.jax.env import JaxEnv
+from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import QEM, EmpiricalMean, midpoints
 from qemrl.exploration import EpsilonGreedy
 from qemrl.tabular import Learning, Policy, Quantiles, TabularMDP, learn, policy_values
 from qemrl.tabular.exact import action_probs
 from qemrl.tabular.schedules import Schedule
+from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
-from qemrl.training.loops import CompiledRun, make_loop
-from qemrl.training.randomness import Keys
+from qemrl.training.loops import make_loop
+from qemrl.training.schedule import Keys
 
 QUANTITIES = ("QEM", "QEM c₁", "plain", "DLTV", "DLTV ×4")
 """Standard deviations by Parseval, by the coefficient of the scale, of the quantiles themselves, and two of DLTV."""
@@ -97,7 +99,7 @@ class Player(NamedTuple):
 
     agent: InspectableAgent
     params: Any
-    env: CompiledEnv
+    env: JaxEnv
     discount: float
 
     def act(self, observations: Array) -> Int[Array, " games"]:
@@ -118,16 +120,16 @@ def agent_run(env: str, steps: int, seed: int) -> RunConfig:
 
 def train(config: RunConfig, learns: bool, tick: Ticks) -> Player:
     """The agent of a run after its training, or before it."""
-    env = make_compiled(config.env)
+    env = make_jax_env(config.env)
     if not learns:
         agent = make_agent(config.agent, env.spec)
-        return Player(agent, jax.jit(agent.init)(Keys.of(config.seed).init).params, env, config.agent.discount)
+        return Player(agent, jax.jit(agent.init)(Keys.from_seed(config.seed).init).params, env, config.agent.discount)
     run = make_loop(config)
-    assert isinstance(run, CompiledRun)
+    assert isinstance(run, CompiledLoop)
     while run.step < config.whole_steps:
         run.advance(config.next_record(run.step), False, lambda: False)
         tick(run.step / config.whole_steps)
-    return Player(run.loop.agent, run.params(0), env, config.agent.discount)
+    return Player(run.agent, run.params(0), env, config.agent.discount)
 
 
 class Places(NamedTuple):

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from qemrl.envs.gym import hosted
-from qemrl.envs.jax import compiled
-from qemrl.envs.jax.cartpole import MAX_POSITION, MAX_STEPS
-from qemrl.envs.jax.catch import CatchState, catch
-from qemrl.envs.jax.compiled import COMPILED, CompiledEnv, autoreset_step, is_compiled, make_compiled, time_limited
+from qemrl.envs.gym import jax_adapter
+from qemrl.envs.jax.classic_control import CARTPOLE_MAX_STEPS, MAX_POSITION
+from qemrl.envs.jax.env import JaxEnv, TimeLimitState, autoreset_step, limit_time
+from qemrl.envs.jax.exploration_tasks import CatchState, make_catch
+from qemrl.envs.jax.registry import JAX_ENVS, is_jax_env, make_jax_env
 
 SOME_SIZES = ("jax/deep-sea-5", "jax/deep-sea-30", "jax/deep-sea-stochastic-7", "jax/chain-10", "jax/chain-100")
 SMALL = [
     env_id
-    for env_id in COMPILED
+    for env_id in JAX_ENVS
     if env_id in SOME_SIZES or not env_id.startswith(("minatar/", "jax/deep-sea", "jax/chain"))
 ]
 
 
-def random_action(env: CompiledEnv, key):
+def random_action(env: JaxEnv, key):
     box = env.spec.box
     if box is None:
         return jax.random.randint(key, (), 0, env.spec.num_actions, jnp.int32)
@@ -32,7 +32,7 @@ def random_action(env: CompiledEnv, key):
 
 
 @lru_cache
-def random_play(env: CompiledEnv, steps: int):
+def random_play(env: JaxEnv, steps: int):
     """From a key to the observations acted on, the actions and the outcomes of random play, compiled."""
 
     def run(key):
@@ -49,7 +49,7 @@ def random_play(env: CompiledEnv, steps: int):
 
 
 @lru_cache
-def compiled_step(env: CompiledEnv):
+def compiled_step(env: JaxEnv):
     return jax.jit(env.step)
 
 
@@ -59,7 +59,7 @@ def equal(one, other) -> bool:
 
 @pytest.mark.parametrize("env_id", SMALL)
 def test_what_an_environment_gives_is_what_its_spec_says(env_id):
-    env = make_compiled(env_id)
+    env = make_jax_env(env_id)
     state, observation = jax.jit(env.reset)(jax.random.key(0))
     action = np.zeros(env.spec.action_shape, env.spec.action_dtype)
     outcome = compiled_step(env)(state, action, jax.random.key(1))
@@ -79,7 +79,7 @@ def test_what_an_environment_gives_is_what_its_spec_says(env_id):
 
 @pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "jax/pendulum", "probe/5", "probe/7"])
 def test_one_key_repeats_and_two_keys_differ(env_id):
-    env = make_compiled(env_id)
+    env = make_jax_env(env_id)
     play = random_play(env, 60)
     first = play(jax.random.key(0))
     assert equal(first, play(jax.random.key(0)))
@@ -88,7 +88,7 @@ def test_one_key_repeats_and_two_keys_differ(env_id):
 
 @pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "jax/pendulum", "probe/6", "probe/8"])
 def test_environments_side_by_side_are_the_same_as_one_after_another(env_id):
-    env = make_compiled(env_id)
+    env = make_jax_env(env_id)
     keys = jax.random.split(jax.random.key(3), 3)
     states, _ = jax.vmap(env.reset)(keys)
     actions = jax.vmap(partial(random_action, env))(keys)
@@ -102,7 +102,7 @@ def test_environments_side_by_side_are_the_same_as_one_after_another(env_id):
 
 @pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/3", "probe/6", "probe/c3"])
 def test_autoreset_acts_on_the_first_observation_and_keeps_the_true_next_one(env_id):
-    env = make_compiled(env_id)
+    env = make_jax_env(env_id)
     seen, actions, outcomes = jax.tree.map(np.asarray, random_play(env, 60)(jax.random.key(2)))
     ended = outcomes.terminated | outcomes.truncated
     assert 0 < ended[:-1].sum() < 59
@@ -127,7 +127,7 @@ def test_autoreset_acts_on_the_first_observation_and_keeps_the_true_next_one(env
 
 
 def test_cartpole_steps_as_gymnasiums_does():
-    env, reference = make_compiled("jax/cartpole"), gymnasium.make("CartPole-v1").unwrapped
+    env, reference = make_jax_env("jax/cartpole"), gymnasium.make("CartPole-v1").unwrapped
     step, rng = compiled_step(env), np.random.default_rng(0)
     for _ in range(300):
         state = rng.uniform(-1, 1, 4) * [2.5, 3, 0.22, 3]
@@ -135,7 +135,7 @@ def test_cartpole_steps_as_gymnasiums_does():
         reference.reset()
         reference.state = state.astype(np.float32).astype(np.float64)  # type: ignore[attr-defined]
         observation, reward, terminated, _, _ = reference.step(action)
-        timed = compiled.Timed(jnp.asarray(state, jnp.float32), jnp.int32(0))
+        timed = TimeLimitState(jnp.asarray(state, jnp.float32), jnp.int32(0))
         outcome = step(timed, jnp.int32(action), jax.random.key(0))
         np.testing.assert_allclose(outcome.observation, observation, rtol=2e-6, atol=2e-6)
         assert float(outcome.reward) == reward == 1.0
@@ -143,11 +143,11 @@ def test_cartpole_steps_as_gymnasiums_does():
 
 
 def test_cartpole_follows_gymnasium_through_an_episode_that_is_balanced_to_the_truncation():
-    env, reference = make_compiled("jax/cartpole"), gymnasium.make("CartPole-v1")
+    env, reference = make_jax_env("jax/cartpole"), gymnasium.make("CartPole-v1")
     state, observation = env.reset(jax.random.key(0))
     reference.reset(seed=0)
     step = compiled_step(env)
-    for now in range(1, MAX_STEPS + 1):
+    for now in range(1, CARTPOLE_MAX_STEPS + 1):
         position, velocity, angle, spin = map(float, observation)
         action = int(angle + 0.3 * spin + 0.03 * position + 0.06 * velocity > 0)
         # The pole is unstable and rounding would grow, so each step is compared from the same state.
@@ -157,19 +157,17 @@ def test_cartpole_follows_gymnasium_through_an_episode_that_is_balanced_to_the_t
         np.testing.assert_allclose(observation, expected, rtol=2e-6, atol=2e-6)
         assert [float(outcome[0]), *map(bool, outcome[1:])] == [reward, terminated, truncated]
         assert not terminated
-        assert truncated == (now == MAX_STEPS)
+        assert truncated == (now == CARTPOLE_MAX_STEPS)
 
 
 def test_cartpole_starts_evenly_within_a_twentieth():
-    starts = jax.vmap(lambda key: make_compiled("jax/cartpole").reset(key)[1])(
-        jax.random.split(jax.random.key(0), 4000)
-    )
+    starts = jax.vmap(lambda key: make_jax_env("jax/cartpole").reset(key)[1])(jax.random.split(jax.random.key(0), 4000))
     assert np.abs(starts).max() <= 0.05
     np.testing.assert_allclose(np.std(starts, axis=0), 0.1 / np.sqrt(12), rtol=0.05)
 
 
 def test_catch_is_won_by_going_to_the_ball_and_lost_by_staying_away():
-    step = compiled_step(make_compiled("jax/catch"))
+    step = compiled_step(make_jax_env("jax/catch"))
     for column in range(5):
         for aim, reward in ((column, 1.0), ((column + 1) % 5, -1.0)):
             state, total = CatchState(jnp.int32(0), jnp.int32(column), jnp.int32(2)), 0.0
@@ -187,18 +185,18 @@ def test_catch_is_won_by_going_to_the_ball_and_lost_by_staying_away():
 
 
 def test_the_paddle_of_catch_stays_on_the_board():
-    state, _ = catch().reset(jax.random.key(0))
+    state, _ = make_catch().reset(jax.random.key(0))
     for action, place in ((0, 0), (2, 4)):
         now = state
         for _ in range(8):
-            now = compiled_step(make_compiled("jax/catch"))(now, np.int32(action), jax.random.key(0)).state
+            now = compiled_step(make_jax_env("jax/catch"))(now, np.int32(action), jax.random.key(0)).state
         assert int(now.paddle_column) == place
 
 
 def test_a_time_limit_truncates_and_leaves_terminations_alone():
     def flags(max_steps: int) -> list[tuple[bool, bool]]:
         """Whether each step of an episode terminated and truncated it."""
-        env = time_limited(catch(), max_steps)
+        env = limit_time(make_catch(), max_steps)
         state, _ = env.reset(jax.random.key(0))
         seen, step = [], jax.jit(env.step)
         while not seen or seen[-1] == (False, False):
@@ -210,17 +208,17 @@ def test_a_time_limit_truncates_and_leaves_terminations_alone():
     assert flags(9) == [(False, False)] * 8 + [(True, True)]
     assert flags(10) == [(False, False)] * 8 + [(True, False)]
     with pytest.raises(ValueError, match="0 steps"):
-        time_limited(catch(), 0)
+        limit_time(make_catch(), 0)
 
 
-def test_an_id_alone_tells_a_compiled_environment():
-    assert all(map(is_compiled, COMPILED))
-    assert is_compiled("minatar/tetris")
-    assert not any(map(is_compiled, ["CartPole-v1", "ALE/Pong-v5", "qemrl/cartpole-v0", "jax"]))
+def test_an_id_alone_tells_a_jax_environment():
+    assert all(map(is_jax_env, JAX_ENVS))
+    assert is_jax_env("minatar/tetris")
+    assert not any(map(is_jax_env, ["CartPole-v1", "ALE/Pong-v5", "qemrl/cartpole-v0", "jax"]))
 
 
 def test_an_environment_is_made_once():
-    assert make_compiled("jax/catch") is make_compiled("jax/catch")
+    assert make_jax_env("jax/catch") is make_jax_env("jax/catch")
 
 
 @pytest.mark.parametrize(
@@ -229,28 +227,28 @@ def test_an_environment_is_made_once():
 )
 def test_an_unknown_id_gets_a_suggestion(wrong, right):
     with pytest.raises(ValueError, match=f"'{wrong}': did you mean '{right}"):
-        make_compiled(wrong)
+        make_jax_env(wrong)
 
 
 def test_an_id_like_no_other_gets_the_list():
     with pytest.raises(ValueError, match=r"choose from minatar/breakout, .*probe/c7"):
-        make_compiled("#")
+        make_jax_env("#")
 
 
 @pytest.mark.parametrize("env_id", ["jax/catch", "probe/2", "probe/6", "probe/8"])
-def test_a_hosted_environment_passes_gymnasiums_checker(env_id):
-    check_env(gymnasium.make(hosted.hosted_id(env_id), render_mode="rgb_array").unwrapped)
+def test_an_adapter_passes_gymnasiums_checker(env_id):
+    check_env(gymnasium.make(jax_adapter.gymnasium_id(env_id), render_mode="rgb_array").unwrapped)
 
 
 @pytest.mark.filterwarnings("ignore:.*space (min|max)imum value is -?infinity:UserWarning")
-def test_hosted_cartpole_passes_the_checker_but_for_its_unbounded_velocities():
+def test_the_adapter_of_cartpole_passes_the_checker_but_for_its_unbounded_velocities():
     check_env(gymnasium.make("qemrl/cartpole-v0", render_mode="rgb_array").unwrapped)
 
 
 @pytest.mark.parametrize("env_id", ["jax/cartpole", "jax/catch", "probe/7", "probe/8"])
-def test_a_hosted_environment_is_the_compiled_one_with_the_keys_of_its_seed(env_id):
-    env = make_compiled(env_id)
-    host = hosted.hosted(env)
+def test_an_adapter_is_the_jax_environment_with_the_keys_of_its_seed(env_id):
+    env = make_jax_env(env_id)
+    host = jax_adapter.JaxEnvAdapter(env)
     key, step, reset = jax.random.key(11), compiled_step(env), jax.jit(env.reset)
     seen, info = host.reset(seed=11)
     call = 0
@@ -272,21 +270,21 @@ def test_a_hosted_environment_is_the_compiled_one_with_the_keys_of_its_seed(env_
 
 
 def test_all_bits_of_a_seed_count():
-    host = hosted.make_hosted("jax/cartpole")
+    host = jax_adapter.make_adapter("jax/cartpole")
     seeds = (5, 6, 5 + 2**32, 5 + 2**33, 5 + 2**70)
     starts = {tuple(host.reset(seed=seed)[0].tolist()) for seed in seeds}
     assert len(starts) == len(seeds)
-    assert hosted.seed_key(5) == jax.random.key(5)
-    assert hosted.seed_key(2**32 - 1) == jax.random.key(2**32 - 1)
+    assert jax_adapter.seed_key(5) == jax.random.key(5)
+    assert jax_adapter.seed_key(2**32 - 1) == jax.random.key(2**32 - 1)
 
 
 def test_an_environment_that_was_never_seeded_draws_its_seed():
-    host, other = hosted.make_hosted("jax/cartpole"), hosted.make_hosted("jax/cartpole")
+    host, other = jax_adapter.make_adapter("jax/cartpole"), jax_adapter.make_adapter("jax/cartpole")
     assert (host.reset()[0] != other.reset()[0]).all()
 
 
-def test_a_hosted_environment_goes_on_from_a_state_that_is_put_back():
-    host, other = hosted.make_hosted("jax/cartpole"), hosted.make_hosted("jax/cartpole")
+def test_an_adapter_goes_on_from_a_state_that_is_put_back():
+    host, other = jax_adapter.make_adapter("jax/cartpole"), jax_adapter.make_adapter("jax/cartpole")
     host.reset(seed=5)
     host.step(1)
     other.state, other.key, other.calls = host.state, host.key, host.calls
@@ -294,8 +292,8 @@ def test_a_hosted_environment_goes_on_from_a_state_that_is_put_back():
         np.testing.assert_array_equal(host.step(action)[0], other.step(action)[0])
 
 
-def test_a_hosted_environment_says_what_it_cannot_do():
-    host = hosted.make_hosted("jax/catch")
+def test_an_adapter_says_what_it_cannot_do():
+    host = jax_adapter.make_adapter("jax/catch")
     with pytest.raises(ValueError, match="call reset"):
         host.step(0)
     with pytest.raises(ValueError, match="call reset"):
@@ -306,22 +304,22 @@ def test_a_hosted_environment_says_what_it_cannot_do():
     with pytest.raises(ValueError, match="options"):
         host.reset(options={"speed": 2})
     with pytest.raises(ValueError, match="'human'"):
-        hosted.make_hosted("jax/catch", render_mode="human")
+        jax_adapter.make_adapter("jax/catch", render_mode="human")
     assert host.render() is None
 
 
-def test_all_compiled_environments_are_registered_with_gymnasium():
-    assert {hosted.hosted_id(env_id) for env_id in COMPILED} <= set(gymnasium.registry)
-    assert hosted.hosted_id("minatar/space_invaders") == "qemrl/minatar-space_invaders-v0"
-    assert hosted.hosted_id("probe/1") == "qemrl/probe-1-v0"
+def test_all_jax_environments_are_registered_with_gymnasium():
+    assert {jax_adapter.gymnasium_id(env_id) for env_id in JAX_ENVS} <= set(gymnasium.registry)
+    assert jax_adapter.gymnasium_id("minatar/space_invaders") == "qemrl/minatar-space_invaders-v0"
+    assert jax_adapter.gymnasium_id("probe/1") == "qemrl/probe-1-v0"
 
 
 def test_the_cart_is_drawn_where_it_is_and_the_pole_leans_as_it_does():
-    env = make_compiled("jax/cartpole")
+    env = make_jax_env("jax/cartpole")
 
     def columns_of(position: float, angle: float, color: tuple[int, int, int]) -> float:
         physical = jnp.array([position, 0, angle, 0], jnp.float32)
-        picture = env.draw(compiled.Timed(physical, jnp.int32(0)))
+        picture = env.draw(TimeLimitState(physical, jnp.int32(0)))
         return float(np.nonzero((picture == np.array(color)).all(-1))[1].mean())
 
     cart, pole = (40, 44, 52), (200, 140, 80)
@@ -331,8 +329,8 @@ def test_the_cart_is_drawn_where_it_is_and_the_pole_leans_as_it_does():
 
 
 def test_a_time_limit_keeps_the_mask():
-    env = replace(catch(), mask=lambda _: jnp.array([True, True, False]))
+    env = replace(make_catch(), mask=lambda _: jnp.array([True, True, False]))
     state, _ = env.reset(jax.random.key(0))
-    mask = time_limited(env, 3).mask(compiled.Timed(state, jnp.int32(0)))
+    mask = limit_time(env, 3).mask(TimeLimitState(state, jnp.int32(0)))
     assert mask is not None
     assert mask.tolist() == [True, True, False]

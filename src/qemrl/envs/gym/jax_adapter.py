@@ -1,8 +1,8 @@
-"""A compiled environment behind Gymnasium's interface, for loops and tools that know only that.
+"""A JAX environment behind Gymnasium's interface, for loops and tools that know only that.
 
-Importing this module registers all compiled environments with Gymnasium: `probe/1` is `qemrl/probe-1-v0`,
+Importing this module registers all JAX environments with Gymnasium: `probe/1` is `qemrl/probe-1-v0`,
 `jax/cartpole` is `qemrl/cartpole-v0`, `minatar/breakout` is `qemrl/minatar-breakout-v0`. With
-`gymnasium.make("qemrl.envs.gym.hosted:qemrl/cartpole-v0")` Gymnasium imports it by itself.
+`gymnasium.make("qemrl.envs.gym.jax_adapter:qemrl/cartpole-v0")` Gymnasium imports it by itself.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray, UInt32
 
-from qemrl.envs.jax.compiled import COMPILED, Action, CompiledEnv, EnvState, Outcome, make_compiled
+from qemrl.envs.jax.env import Action, EnvState, JaxEnv, Outcome
+from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
 from qemrl.types import EnvSpec
 
 
-class HostedEnv(gymnasium.Env[np.ndarray, np.int64 | np.ndarray]):
-    """One compiled environment as a Gymnasium environment.
+class JaxEnvAdapter(gymnasium.Env[np.ndarray, np.int64 | np.ndarray]):
+    """One JAX environment as a Gymnasium environment.
 
     Call number k of `reset` or `step` since the last seeding, counted from zero, uses the key
-    `jax.random.fold_in(env.key, k)` with `env.key = seed_key(seed)`: the compiled environment does the same when it is
+    `jax.random.fold_in(env.key, k)` with `env.key = seed_key(seed)`: the JAX environment does the same when it is
     driven with these keys. `state`, `key` and `calls` are all that it remembers; set them to go on from there.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 - Gymnasium's own convention
 
-    def __init__(self, env: CompiledEnv, render_mode: str | None = None):
+    def __init__(self, env: JaxEnv, render_mode: str | None = None):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode {render_mode!r} is not offered: choose 'rgb_array' or None")
-        self.compiled = env
+        self.jax_env = env
         self.render_mode = render_mode
         self.observation_space = _observation_space(env.spec)
         self.action_space = _action_space(env.spec)
@@ -50,15 +51,15 @@ class HostedEnv(gymnasium.Env[np.ndarray, np.int64 | np.ndarray]):
         if seed is not None or self.key is None:
             self.calls = 0
             self.key = seed_key(int(self.np_random.integers(2**32)) if seed is None else seed)
-        self.state, observation = _programs(self.compiled)[0](self.key, self._next_call())
+        self.state, observation = _programs(self.jax_env)[0](self.key, self._next_call())
         return np.array(observation), self._info()
 
     def step(self, action: np.int64 | int | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """The next observation, the reward, whether the episode terminated or was truncated, and the action mask."""
         if self.state is None:
             raise ValueError("step before the first reset: call reset")
-        checked = _checked(action, self.compiled.spec)
-        outcome = _programs(self.compiled)[1](self.key, self._next_call(), self.state, checked)
+        checked = _check_action(action, self.jax_env.spec)
+        outcome = _programs(self.jax_env)[1](self.key, self._next_call(), self.state, checked)
         self.state = outcome.state
         observation = np.array(outcome.observation)
         return observation, float(outcome.reward), bool(outcome.terminated), bool(outcome.truncated), self._info()
@@ -67,14 +68,14 @@ class HostedEnv(gymnasium.Env[np.ndarray, np.int64 | np.ndarray]):
         """A picture of the state, if the render mode is `rgb_array`."""
         if self.state is None:
             raise ValueError("render before the first reset: call reset")
-        return None if self.render_mode is None else self.compiled.draw(self.state)
+        return None if self.render_mode is None else self.jax_env.draw(self.state)
 
     def _next_call(self) -> np.uint32:
         self.calls += 1
         return np.uint32(self.calls - 1)
 
     def _info(self) -> dict[str, Any]:
-        mask = self.compiled.mask(self.state)
+        mask = self.jax_env.mask(self.state)
         return {} if mask is None else {"action_mask": np.array(mask)}
 
 
@@ -86,27 +87,22 @@ def seed_key(seed: int) -> PRNGKeyArray:
     return key
 
 
-def hosted(env: CompiledEnv, render_mode: str | None = None) -> HostedEnv:
-    """The compiled environment behind Gymnasium's interface for one environment."""
-    return HostedEnv(env, render_mode)
-
-
-def hosted_id(env_id: str) -> str:
-    """The Gymnasium id under which a compiled environment is registered."""
+def gymnasium_id(env_id: str) -> str:
+    """The Gymnasium id under which a JAX environment is registered."""
     return f"qemrl/{env_id.removeprefix('jax/').replace('/', '-')}-v0"
 
 
-def make_hosted(env_id: str, render_mode: str | None = None) -> HostedEnv:
-    """The hosted environment of a compiled one's id; what Gymnasium calls."""
-    return hosted(make_compiled(env_id), render_mode)
+def make_adapter(env_id: str, render_mode: str | None = None) -> JaxEnvAdapter:
+    """The JAX environment of an id behind Gymnasium's interface; what Gymnasium calls."""
+    return JaxEnvAdapter(make_jax_env(env_id), render_mode)
 
 
 def register() -> None:
-    """Makes all compiled environments known to Gymnasium; those that are known already stay as they are."""
-    for env_id in COMPILED:
-        name = hosted_id(env_id)
+    """Make all JAX environments known to Gymnasium; those that are known already stay as they are."""
+    for env_id in JAX_ENVS:
+        name = gymnasium_id(env_id)
         if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point="qemrl.envs.gym.hosted:make_hosted", kwargs={"env_id": env_id})
+            gymnasium.register(name, entry_point="qemrl.envs.gym.jax_adapter:make_adapter", kwargs={"env_id": env_id})
 
 
 def _observation_space(spec: EnvSpec) -> gymnasium.spaces.Box:
@@ -127,8 +123,8 @@ def _action_space(spec: EnvSpec) -> gymnasium.spaces.Discrete | gymnasium.spaces
     return gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
-def _checked(action: np.int64 | int | np.ndarray, spec: EnvSpec) -> np.ndarray | np.int32:
-    """The action in the dtype that the compiled environment takes, if it is one of its actions."""
+def _check_action(action: np.int64 | int | np.ndarray, spec: EnvSpec) -> np.ndarray | np.int32:
+    """The action in the dtype that the JAX environment takes, if it is one of its actions."""
     if spec.box is None:
         if not 0 <= action < spec.num_actions:
             raise ValueError(f"action {action} is none of 0 to {spec.num_actions - 1}")
@@ -143,8 +139,8 @@ def _checked(action: np.int64 | int | np.ndarray, spec: EnvSpec) -> np.ndarray |
 
 
 @lru_cache(maxsize=64)
-def _programs(env: CompiledEnv) -> tuple[Callable[..., tuple[EnvState, Array]], Callable[..., Outcome]]:
-    """The compiled reset and step, shared by all hosted copies of an environment."""
+def _programs(env: JaxEnv) -> tuple[Callable[..., tuple[EnvState, Array]], Callable[..., Outcome]]:
+    """The compiled reset and step, shared by all adapters of an environment."""
 
     def reset(key: PRNGKeyArray, call: UInt32[Array, ""]) -> tuple[EnvState, Array]:
         return env.reset(jax.random.fold_in(key, call))

@@ -1,6 +1,7 @@
 """Risk measures: closed forms, brute force, and what holds for every one of them."""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from qemrl import (
     EmpiricalMean,
     Estimator,
     MeanStd,
+    ResidualVariance,
     Statistic,
     VaR,
     Wang,
@@ -257,6 +259,20 @@ def test_a_risk_measure_is_a_statistic_and_no_estimator(measure):
     assert isinstance(QEM(), Statistic)
     assert measure == type(measure)(*vars(measure).values())
     assert hash(measure) == hash(type(measure)(*vars(measure).values()))
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_a_risk_measure_requires_a_distribution_of_one_value_or_more(measure):
+    assert (measure.requires, measure.min_quantiles, measure.needs) == ("distribution", 1, ())
+
+
+def test_estimators_say_what_they_need_and_require():
+    mean, qem, residuals = EmpiricalMean(), QEM(order=3), QEM(order=5, variance=ResidualVariance())
+    assert (mean.requires, mean.min_quantiles, mean.needs) == ("mean", 1, ())
+    assert (qem.requires, qem.min_quantiles, qem.needs) == ("quantiles", 3, ())
+    assert (residuals.min_quantiles, residuals.needs) == (5, ("innovations", "curvature"))
+    for statistic in (mean, qem, CVaR(), MeanStd()):
+        assert not {"requires", "min_quantiles", "needs"} & {field.name for field in fields(statistic)}
 
 
 # --- Libraries -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Results come in the array library, dtype and device of `values`. Bad input raise
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -51,9 +51,26 @@ class Estimator(Protocol):
         ...
 
 
+Requirement = Literal["mean", "distribution", "quantiles"]
+"""What must be known of the returns: their mean is enough, or a distribution of any form, or quantiles of it."""
+
+
 @runtime_checkable
 class Statistic(Protocol):
     """What agents ask of a number that they maximize: Q, by an `Estimator`, or a risk measure."""
+
+    requires: ClassVar[Requirement]
+    """What must be known of the returns."""
+
+    @property
+    def min_quantiles(self) -> int:
+        """The least number of quantiles that it can be computed from."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The fields of `VarianceInputs` that it needs with every call."""
+        ...
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q."""
@@ -63,6 +80,10 @@ class Statistic(Protocol):
 @dataclass(frozen=True)
 class EmpiricalMean:
     """The plain mean of the quantiles, as in QR-DQN and IQN; its moments are those of the quantiles."""
+
+    requires: ClassVar[Requirement] = "mean"
+    min_quantiles = 1
+    needs = ()
 
     def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
         """The weights of the mean: 1/N each, or the probabilities."""
@@ -109,6 +130,8 @@ class QEM:
     basis: BasisName = "hermite"
     """`hermite`: He_0 … He_{order−1} of z = Φ⁻¹(τ), the paper's choice. `legendre`: shifted Legendre in τ."""
 
+    requires: ClassVar[Requirement] = "quantiles"
+
     def __post_init__(self) -> None:
         if isinstance(self.variance, str):
             self._take_auto()
@@ -137,8 +160,13 @@ class QEM:
             object.__setattr__(self, name, value)
 
     @property
+    def min_quantiles(self) -> int:
+        """As many quantiles as there are columns."""
+        return self.order
+
+    @property
     def needs(self) -> tuple[str, ...]:
-        """The fields of `VarianceInputs` that V looks at."""
+        """The fields of `VarianceInputs` that V is estimated from; none where V is fixed."""
         return self.variance.needs if isinstance(self.variance, EstimatedVariance) else ()
 
     @property

@@ -17,7 +17,7 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import array_api_compat as compat
 import numpy as np
@@ -26,7 +26,7 @@ from scipy import special
 
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
-from qemrl.estimators.estimator import EmpiricalMean
+from qemrl.estimators.estimator import EmpiricalMean, Requirement
 from qemrl.estimators.inputs import Levels, read_levels, read_sample
 
 SMALLEST_EXPONENT = 0.3
@@ -45,13 +45,40 @@ class _Cells(NamedTuple):
 
 @runtime_checkable
 class _LinearMeasure(Protocol):
+    """A weighted sum of the values, by the share of the weight below each boundary between cells."""
+
+    requires: ClassVar[Requirement] = "distribution"
+    min_quantiles = 1
+    needs = ()
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
+        """The weight of each value in the sum that is `mean`."""
+        model = backend.as_array(levels, "levels")
+        known = read_levels(levels, probs, order=1)
+        if known.fixed:
+            return backend.like(_fixed_weights(self, known)[None].copy(), model, "levels")
+        return backend.like(_cell_weights(self, known.levels, known.probs)[..., None, :], model, "levels")
+
+    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+        """The number to maximize in the place of Q."""
+        sample = read_sample(values, levels, probs, order=1)
+        values, known, _ = sample
+        if known.fixed:
+            return sample.finish(backend.dot(values, backend.constant(_fixed_weights(self, known), values)))
+        weights = _cell_weights(self, known.levels, known.probs)
+        # Seen from one of the values, because weights in single precision add up to one only to rounding.
+        origin = values[..., :1]
+        distances = values - origin
+        sums = backend.dot(distances, weights) if weights.ndim == 1 else backend.total(weights * distances)
+        return sample.finish(origin[..., 0] + sums)
+
     def _share_below(self, cells: _Cells) -> Boundaries:
         """The weight of all values below the end of each cell; it increases from 0 to 1."""
         ...
 
 
 @dataclass(frozen=True)
-class CVaR:
+class CVaR(_LinearMeasure):
     """The conditional value at risk: the mean of the worst `level` share of the returns.
 
     β(u) = level · u and g(τ) = min(τ / level, 1).
@@ -63,20 +90,12 @@ class CVaR:
     def __post_init__(self) -> None:
         _require_level(self.level)
 
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
-        """The weight of each value, which `mean` adds up with."""
-        return _weights(self, levels, probs)
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximize in the place of Q."""
-        return _weighted(self, values, levels, probs)
-
     def _share_below(self, cells: _Cells) -> Boundaries:
         return namespace(cells.ends).clip(cells.ends / float(self.level), 0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class VaR:
+class VaR(_LinearMeasure):
     """The value at risk: the quantile at `level`.
 
     Between levels it is interpolated linearly, beyond the first and the last it stays what it is there. Values that
@@ -90,14 +109,6 @@ class VaR:
     def __post_init__(self) -> None:
         _require_level(self.level)
 
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
-        """The weight of each value: zero for all but the neighbors of `level`."""
-        return _weights(self, levels, probs)
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximize in the place of Q."""
-        return _weighted(self, values, levels, probs)
-
     def _share_below(self, cells: _Cells) -> Boundaries:
         levels = cells.levels
         xp = namespace(levels)
@@ -109,7 +120,7 @@ class VaR:
 
 
 @dataclass(frozen=True)
-class Wang:
+class Wang(_LinearMeasure):
     """Wang's transform: β(u) = Φ(Φ⁻¹(u) + shift) and g(τ) = Φ(Φ⁻¹(τ) − shift), with IQN's sign.
 
     On a normal distribution it is the mean plus `shift` standard deviations. Every part of the distribution counts, unlike
@@ -123,21 +134,13 @@ class Wang:
         if not math.isfinite(self.shift):
             raise ValueError(f"shift must be finite, got {self.shift}; negative is cautious, positive seeks risk")
 
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
-        """The weight of each value, which `mean` adds up with."""
-        return _weights(self, levels, probs)
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximize in the place of Q."""
-        return _weighted(self, values, levels, probs)
-
     def _share_below(self, cells: _Cells) -> Boundaries:
         scores = backend.ndtri(_inside(cells.ends))
         return _with_limits(_normal_cdf(scores - float(self.shift)), cells.ends)
 
 
 @dataclass(frozen=True)
-class CPW:
+class CPW(_LinearMeasure):
     """Cumulative probability weighting as IQN has it: β(u) = u^η / (u^η + (1 − u)^η)^(1/η).
 
     β is steep at both ends, so levels mapped by it gather in the middle: rare returns, good and bad, count less than
@@ -155,14 +158,6 @@ class CPW:
                 f"increasing, got {self.exponent}"
             )
 
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch 1 n"]:
-        """The weight of each value, which `mean` adds up with."""
-        return _weights(self, levels, probs)
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The number to maximize in the place of Q."""
-        return _weighted(self, values, levels, probs)
-
     def _share_below(self, cells: _Cells) -> Boundaries:
         return _with_limits(_cpw_inverse(_inside(cells.ends), float(self.exponent)), cells.ends)
 
@@ -173,6 +168,10 @@ class MeanStd:
 
     penalty: float = 1.0
     """Positive is cautious, zero is the mean, negative seeks risk."""
+
+    requires: ClassVar[Requirement] = "distribution"
+    min_quantiles = 1
+    needs = ()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.penalty):
@@ -187,27 +186,6 @@ class MeanStd:
         std = xp.sqrt(xp.where(spread, moments.variance, xp.ones_like(moments.variance)))
         std = xp.where(spread, std, xp.zeros_like(std))
         return backend.in_dtype(moments.mean - float(self.penalty) * std, given.dtype)
-
-
-def _weights(measure: _LinearMeasure, levels: Any, probs: Any) -> Float[Array, "*batch 1 n"]:
-    model = backend.as_array(levels, "levels")
-    known = read_levels(levels, probs, order=1)
-    if known.fixed:
-        return backend.like(_fixed_weights(measure, known)[None].copy(), model, "levels")
-    return backend.like(_cell_weights(measure, known.levels, known.probs)[..., None, :], model, "levels")
-
-
-def _weighted(measure: _LinearMeasure, values: Any, levels: Any, probs: Any) -> Float[Array, "*batch"]:
-    sample = read_sample(values, levels, probs, order=1)
-    values, known, _ = sample
-    if known.fixed:
-        return sample.finish(backend.dot(values, backend.constant(_fixed_weights(measure, known), values)))
-    weights = _cell_weights(measure, known.levels, known.probs)
-    # Seen from one of the values, because weights in single precision add up to one only to rounding.
-    origin = values[..., :1]
-    distances = values - origin
-    sums = backend.dot(distances, weights) if weights.ndim == 1 else backend.total(weights * distances)
-    return sample.finish(origin[..., 0] + sums)
 
 
 def _fixed_weights(measure: _LinearMeasure, known: Levels) -> Float[np.ndarray, " n"]:

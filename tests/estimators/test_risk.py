@@ -455,7 +455,7 @@ def test_bad_numbers_and_shapes(measure, values, levels, probs, message):
         measure.mean(values, levels, probs)
 
 
-def test_kept_weights_cannot_be_spoilt_by_a_caller():
+def test_cached_weights_cannot_be_spoilt_by_a_caller():
     values, levels = np.arange(8.0), midpoints(8)
     before = CVaR(0.4).mean(values, levels)
     CVaR(0.4).weights(levels)[...] = 0

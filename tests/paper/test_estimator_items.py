@@ -74,7 +74,7 @@ def test_the_collinear_model_has_rank_four_and_the_fit_of_model_3():
     assert claims_of(model_selection)["model-4-explains-more"].verdict == "fails"
 
 
-def test_a_normal_law_is_explained_fully_and_noise_takes_its_share():
+def test_a_normal_distribution_is_explained_fully_and_noise_takes_its_share():
     exact = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.0})
     noisy = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.5})
     assert exact["r_squared"] == pytest.approx(1.0, abs=1e-12)
@@ -181,7 +181,7 @@ def test_the_plain_mean_of_uniform_levels_has_the_error_that_theory_gives():
         assert row["mse_over_variance"] == pytest.approx(1 / count, rel=0.3)
 
 
-def test_qem_undoes_the_draw_on_the_exponential_law_and_harms_the_mixture_at_8_levels():
+def test_qem_undoes_the_draw_on_the_exponential_distribution_and_harms_the_mixture_at_8_levels():
     exponential = cell(
         iqn_variance, {"distribution": "Exponential", "levels": 32, "sampler": "uniform", "estimator": "QEM 4"}
     )
@@ -193,7 +193,7 @@ def test_qem_undoes_the_draw_on_the_exponential_law_and_harms_the_mixture_at_8_l
     assert claims_of(iqn_variance)["safe-with-8-levels"].measured.value > 1
 
 
-def test_laws_that_disagree_make_a_verdict_depend():
+def test_distributions_that_disagree_make_a_verdict_depend():
     assert iqn_variance.agreement(["holds", "holds"]) == "holds"
     assert iqn_variance.agreement(["fails", "fails"]) == "fails"
     assert iqn_variance.agreement(["holds", "fails"]) == "depends"

@@ -35,7 +35,7 @@ def estimation_error(
     levels = np.asarray(levels, dtype=np.float64)
     weights = estimator.weights(levels)[..., 0, :]
     bias = (weights * distribution.quantile(levels)).sum(-1) - distribution.mean
-    return BiasVariance(bias, noise.variance_of(weights, distribution, levels))
+    return BiasVariance(bias, noise.error_variance(weights, distribution, levels))
 
 
 def efficiency(

@@ -1,8 +1,8 @@
-"""Models of V: how noisy the quantile at each level is believed to be.
+"""Models of V: how noisy the quantile at each level is taken to be.
 
 A model is any pure function `levels -> variances`, positive and of the shape of `levels`, in the array library
 of `levels`. Only ratios matter: twice the variances give the same estimate. It must be hashable (functions and
-frozen dataclasses are), because weights for fixed levels are computed once and kept.
+frozen dataclasses are), because weights for fixed levels are computed once and cached.
 """
 
 import math
@@ -72,10 +72,10 @@ class BandVariance:
     """The variance inside the band."""
 
     low: float
-    """Where the band begins."""
+    """The lower end of the band."""
 
     high: float
-    """Where the band ends."""
+    """The upper end of the band."""
 
     def __post_init__(self) -> None:
         _require_positive(self.value)

@@ -1,7 +1,7 @@
 """Errors of estimators while quantiles are learned: quantile regression with a constant step, one return at a time.
 
 A learner sees every return of its chain. Beside it run what V can be estimated from and what rivals average: four
-learners that see a random half of the returns, a EMA network, running moments of the TD errors, and ten snapshots.
+learners that see a random half of the returns, an EMA network, running moments of the TD errors, and ten snapshots.
 """
 
 from collections.abc import Callable
@@ -28,6 +28,7 @@ from qemrl.estimators import (
     VarianceInputs,
     midpoints,
 )
+from qemrl.paper.claims import Tick
 
 COUNT, STEP, RATE = 32, 0.05, 5e-4
 """Quantiles; the step, in standard deviations; the rate of the EMA network and of the moments."""
@@ -80,9 +81,7 @@ def live_arms() -> dict[str, Arm]:
     return arms
 
 
-def live_errors(
-    distribution: Distribution, scale: str, seed: int, tick: Callable[[float], None]
-) -> dict[str, Float[np.ndarray, "c t"]]:
+def live_errors(distribution: Distribution, scale: str, seed: int, tick: Tick) -> dict[str, Float[np.ndarray, "c t"]]:
     """Estimate less truth, for each chain and look, by arm."""
     chains, pause, looks = SIZES[scale]
     keys = jax.random.split(jax.random.key(seed), chains)

@@ -29,7 +29,7 @@ from qemrl.tabular import (
     policy_values,
     solve,
 )
-from qemrl.tabular.learning import _programs, _shared
+from qemrl.tabular.learning import _program_settings, _programs
 
 seeds = st.integers(0, 2**32 - 1)
 ALL = [Quantiles(8), Quantiles(8, QEM()), Categories(-1.0, 2.0, 7), Expectiles(5), Scalar()]
@@ -340,7 +340,7 @@ def test_progress_is_told_after_each_record(lake):
 def test_other_estimators_lengths_and_processes_of_the_same_shape_compile_nothing_new(lake):
     learning = Learning(Quantiles(3), 30, record_every=10)
     learn(lake, learning, range(2))
-    programs: list[Any] = list(_programs(_shared(learning), lake.reward_distributions))
+    programs: list[Any] = list(_programs(_program_settings(learning), lake.reward_distributions))
     kept = _programs.cache_info().misses
     assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))

@@ -79,7 +79,7 @@ def test_outcomes_become_padded_arrays_and_equal_laws_are_kept_once():
     assert (mdp.num_states, mdp.num_actions, mdp.start, mdp.name) == (2, 1, 1, "two")
     np.testing.assert_array_equal(mdp.probs, [[[0.25, 0.75]], [[1.0, 0.0]]])
     np.testing.assert_array_equal(mdp.next_states, [[[1, 0]], [[1, 0]]])
-    np.testing.assert_array_equal(mdp.distributions, [[[-1, 0]], [[0, -1]]])
+    np.testing.assert_array_equal(mdp.reward_index, [[[-1, 0]], [[0, -1]]])
     np.testing.assert_array_equal(mdp.mean_rewards, [[[2.0, 3.0]], [[3.0, 0.0]]])
     assert mdp.has_continuous_rewards
     assert mdp.reward_distributions == (distribution,)

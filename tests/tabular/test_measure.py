@@ -99,7 +99,7 @@ def test_errors_at_the_start_are_those_of_the_best_action():
     np.testing.assert_allclose(start_error(mdp, history_of(q, counts), 2.5), [[-0.5, 1.5]])
     # the best action is the second in the first record, the first in the second one
     rows = np.array([[[[7.0, 7.0], [1.0, 3.0]], [[4.0, 4.0], [7.0, 7.0]]]])
-    truth = DiscreteDistribution.of(np.array([1.0, 2.0]))
+    truth = DiscreteDistribution.from_atoms(np.array([1.0, 2.0]))
     found = start_distances(mdp, history_of(q, counts, rows), Quantiles(2), truth)
     np.testing.assert_allclose(found, [[0.5, 2.5]])
     # probabilities 1/4 and 3/4 on 1 and 2, of which a negative one counts as zero

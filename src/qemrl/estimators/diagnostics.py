@@ -24,7 +24,6 @@ class BiasVariance(NamedTuple):
 
     @property
     def mse(self) -> Float[Array, "*batch"] | float:
-        """The mean squared error."""
         return self.bias**2 + self.variance
 
 

@@ -130,7 +130,6 @@ class CountedVariance:
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Float[Array, "*batch n"]:
-        """The variances for each distribution."""
         del rising
         visits = backend.like(variance_inputs.visits, levels, "visits")[..., None]
         levels, visits = _align(levels, visits)
@@ -172,13 +171,11 @@ class SparsityVariance:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The source."""
         return (self.source,)
 
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
-        """V for each distribution."""
         levels, values = _align(levels, backend.like(getattr(variance_inputs, self.source), levels, self.source))
         slopes = slope(values, levels, self.reach, rising)
         if not self.full:
@@ -212,7 +209,6 @@ class HeadsVariance:
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
-        """V for each distribution."""
         del rising
         heads = backend.like(variance_inputs.heads, levels, "heads")
         if heads.shape[-2] < 2:

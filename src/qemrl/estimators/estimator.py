@@ -34,23 +34,6 @@ class Moments(NamedTuple):
     excess_kurtosis: Float[Array, "*batch"]
 
 
-@runtime_checkable
-class Estimator(Protocol):
-    """What agents and diagnostics ask of an estimator that is linear in the quantiles."""
-
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch rows n"]:
-        """The weights of each coefficient; those of the mean are the first row."""
-        ...
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The estimate of Q."""
-        ...
-
-    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
-        """Estimates of mean, variance, skewness and excess kurtosis."""
-        ...
-
-
 Requirement = Literal["mean", "distribution", "quantiles"]
 """What must be known of the returns: their mean is enough, or a distribution of any form, or quantiles of it."""
 
@@ -74,6 +57,19 @@ class Statistic(Protocol):
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q."""
+        ...
+
+
+@runtime_checkable
+class Estimator(Statistic, Protocol):
+    """What agents and diagnostics ask of an estimator of Q that is linear in the quantiles."""
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch rows n"]:
+        """The weights of each coefficient; those of the mean are the first row."""
+        ...
+
+    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+        """Estimates of mean, variance, skewness and excess kurtosis."""
         ...
 
 

@@ -64,7 +64,7 @@ def return_variances(mdp: TabularMDP, policy: Policy) -> Float[np.ndarray, " s"]
     weights = choose[:, :, None] * mdp.probs
     values = (choose * policy_values(mdp, policy)).sum(-1)
     go_on = mdp.discount * ~mdp.terminal
-    noise = np.array([each.distribution.std**2 for each in mdp.reward_distributions] + [0.0])[mdp.distributions]
+    noise = np.array([each.distribution.std**2 for each in mdp.reward_distributions] + [0.0])[mdp.reward_index]
     surprise = mdp.mean_rewards + go_on * values[mdp.next_states] - values[:, None, None]
     system = np.eye(mdp.num_states)
     s, _, _ = np.indices(weights.shape)
@@ -93,7 +93,6 @@ class Player(NamedTuple):
     discount: float
 
     def act(self, observations: Array) -> Int[Array, " games"]:
-        """The greedy actions."""
         return self.agent.greedy_action(self.params, observations, None, None)
 
 

@@ -182,7 +182,7 @@ LIVE_CLAIMS = (
     ("heads help", "ours", "H4 heads", "mean", "V from heads beats the plain mean"),
     ("residuals help", "ours", "H4 TD residuals", "mean", "V from TD residuals beats the plain mean"),
     ("GLS helps", "ours", "H4 TD residuals, GLS", "H4 TD residuals", "Covariances are better than variances alone"),
-    ("not its own evidence", "ours", "mean", "H4 slope of itself", "V from the same quantiles is worse than the mean"),
+    ("not from itself", "ours", "mean", "H4 slope of itself", "V from the same quantiles is worse than the mean"),
     ("V against averaging", "ours", EMA_SLOPE, "mean, EMA network", "An estimated V beats an EMA network"),
 )
 """The name of a claim, where it is made, which arm is to err less than which, and the statement."""
@@ -215,25 +215,21 @@ def _lake_claim(lake: dict[str, Float[np.ndarray, " seeds"]]) -> Claim:
 
 def _exact_rows(exact: dict[Key, Errors]) -> Iterator[dict[str, Any]]:
     arms = exact_arms()
-    for (condition, noise, distribution, label), errors in exact.items():
-        arm, mse = arms[label], float(errors.mse.mean())
-        plain = float(exact[condition, noise, distribution, "mean"].mse.mean())
+    for (condition, noise, distribution, arm), errors in exact.items():
+        mse, plain = float(errors.mse.mean()), float(exact[condition, noise, distribution, "mean"].mse.mean())
         spread = float(errors.variance.mean()) + max(0.0, float(errors.squares.mean()) - errors.bias**2)
-        what = {"levels": condition, "noise": noise, "distribution": distribution, "arm": label}
-        made_of = {"order": arm.order, "basis": arm.basis, "variance_model": arm.variance, "averaging": "none"}
         ratio = mse / plain if plain > NONE else 1.0 if mse <= NONE else -1.0
-        yield what | made_of | {"bias": errors.bias, "variance": spread, "mse": mse, "ratio": ratio}
+        what = {"levels": condition, "noise": noise, "distribution": distribution, "arm": arm}
+        yield what | arms[arm].columns | {"bias": errors.bias, "variance": spread, "mse": mse, "ratio": ratio}
 
 
 def _live_rows(live: Live) -> Iterator[dict[str, Any]]:
     arms = live_arms()
-    for (distribution, label), errors in live.items():
-        arm, mse = arms[label], float((errors**2).mean())
-        what = {"levels": "midpoints 32", "noise": "live", "distribution": distribution, "arm": label}
-        made_of = {"order": arm.order, "basis": "hermite" if arm.order > 1 else "", "variance_model": arm.variance}
-        numbers = {"bias": float(errors.mean()), "variance": float(errors.var()), "mse": mse}
-        ratio = mse / float((live[distribution, "mean"] ** 2).mean())
-        yield what | made_of | {"averaging": arm.averaging} | numbers | {"ratio": ratio}
+    for (distribution, arm), errors in live.items():
+        mse, plain = (float((each**2).mean()) for each in (errors, live[distribution, "mean"]))
+        what = {"levels": "midpoints 32", "noise": "live", "distribution": distribution, "arm": arm}
+        numbers = {"bias": float(errors.mean()), "variance": float(errors.var()), "mse": mse, "ratio": mse / plain}
+        yield what | arms[arm].columns | numbers
 
 
 def summary(exact: dict[Key, Errors], arm: str, condition: str) -> tuple[float, float]:

@@ -7,7 +7,7 @@ infinite slopes there. They are found at the levels of a grid, and between them 
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from qemrl.estimators import (
     ConstantVariance,
     Distribution,
     EmpiricalMean,
+    EstimatedVariance,
     Estimator,
     IndependentNoise,
     Noise,
@@ -28,6 +29,7 @@ from qemrl.estimators import (
     SparsityVariance,
     TailVariance,
     VarianceInputs,
+    VarianceModel,
     midpoints,
     stratified_levels,
     uniform_levels,
@@ -90,16 +92,18 @@ CONDITIONS = tuple(
 
 
 class Arm(NamedTuple):
-    """An estimator under a name, in four words for tables."""
+    """An estimator, with words for tables on its V and on what is averaged before it."""
 
     estimator: Estimator
-    order: int
-    basis: str
-    variance: str
+    variance: str = "I"
+    averaging: str = "none"
 
-
-def _qem(order: int, basis: BasisName, name: str, model: Any) -> Arm:
-    return Arm(QEM(order, model, basis), order, basis, name)
+    @property
+    def columns(self) -> dict[str, str | int]:
+        """What the arm is made of, for tables."""
+        qem = self.estimator if isinstance(self.estimator, QEM) else None
+        order, basis = (1, "") if qem is None else (qem.order, qem.basis)
+        return {"order": order, "basis": basis, "variance_model": self.variance, "averaging": self.averaging}
 
 
 def exact_arms() -> dict[str, Arm]:
@@ -108,11 +112,11 @@ def exact_arms() -> dict[str, Arm]:
     The slopes that the sparsity rule needs are those of the distribution itself: what a perfect EMA network would know.
     """
     arms = {
-        "mean": Arm(EmpiricalMean(), 1, "", "I"),
-        "auto": _qem(2, "legendre", "spacing", SpacingVariance()),
+        "mean": Arm(EmpiricalMean()),
+        "auto": Arm(QEM(2, SpacingVariance(), "legendre"), "spacing"),
+        "cells": Arm(QEM(1, SpacingVariance(1.0), "legendre"), "cells"),
     }
-    arms["cells"] = _qem(1, "legendre", "cells", SpacingVariance(1.0))
-    models: dict[str, Any] = {
+    models: dict[str, VarianceModel | EstimatedVariance] = {
         "I": ConstantVariance(),
         "tail 1.5": TailVariance(1.5),
         "spacing": SpacingVariance(),
@@ -124,7 +128,7 @@ def exact_arms() -> dict[str, Arm]:
     bases: tuple[BasisName, ...] = ("hermite", "legendre")
     for (name, model), basis, order in product(models.items(), bases, (2, 3, 4)):
         if (name, basis, order) != ("spacing", "legendre", 2):  # which is auto
-            arms[f"{basis[0].upper()}{order} {name}"] = _qem(order, basis, name, model)
+            arms[f"{basis[0].upper()}{order} {name}"] = Arm(QEM(order, model, basis), name)
     return arms
 
 
@@ -140,7 +144,6 @@ class Errors(NamedTuple):
 
     @property
     def mse(self) -> Float[np.ndarray, " blocks"]:
-        """The mean squared error."""
         return self.squares + self.variance
 
 

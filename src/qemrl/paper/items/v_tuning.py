@@ -82,7 +82,6 @@ class Task:
 
     @property
     def num_quantiles(self) -> int:
-        """N."""
         representation = self.agent(PLAIN).representation
         assert isinstance(representation, FixedQuantiles)
         return representation.num_quantiles

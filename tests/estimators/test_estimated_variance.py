@@ -1,4 +1,4 @@
-"""Models of V that need evidence: hand-computed cases, generalized least squares, and what they refuse."""
+"""Models of V that is estimated: hand-computed cases, generalized least squares, and what they refuse."""
 
 import jax
 import jax.numpy as jnp

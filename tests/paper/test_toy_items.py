@@ -16,17 +16,17 @@ from qemrl.tabular import policy_values, sample_returns
 MODULES = (toy_uniform, toy_exponential, chain)
 
 
-def result_of(module: Any) -> Result:
-    return _result_of(module.__name__)
+def run_once(module: Any) -> Result:
+    return _run_module(module.__name__)
 
 
 @cache
-def _result_of(name: str) -> Result:
+def _run_module(name: str) -> Result:
     return sys.modules[name].run("smoke", 0, lambda _: None)
 
 
-def claims_of(module: Any) -> dict[str, Claim]:
-    return {claim.name: claim for claim in result_of(module).claims}
+def claims_by_name(module: Any) -> dict[str, Claim]:
+    return {claim.name: claim for claim in run_once(module).claims}
 
 
 THRESHOLDS = {
@@ -52,7 +52,7 @@ THRESHOLDS = {
 
 
 def test_verdicts_follow_from_what_was_measured_and_the_threshold_in_the_rule():
-    claims = [claim for module in MODULES for claim in result_of(module).claims]
+    claims = [claim for module in MODULES for claim in run_once(module).claims]
     assert {claim.name for claim in claims} == set(THRESHOLDS)
     assert len(claims) == len(THRESHOLDS)
     for claim in claims:
@@ -99,7 +99,7 @@ def test_every_minimizer_of_the_first_level_has_the_same_loss():
 
 
 def test_quantile_td_does_not_go_to_the_upper_ends():
-    claims = claims_of(toy_uniform)
+    claims = claims_by_name(toy_uniform)
     assert claims["first-quantile-is-the-upper-end"].verdict == "fails"
     assert claims["mean-is-biased"].verdict == "fails"
 
@@ -116,7 +116,7 @@ def test_the_returns_of_both_actions_have_the_stated_means():
 
 
 def test_estimators_share_what_is_learned_and_both_means_come_out_too_low():
-    rows = [row for row in result_of(toy_exponential).rows if row["transitions"] == 10_000]
+    rows = [row for row in run_once(toy_exponential).rows if row["transitions"] == 10_000]
     assert {row["estimator"] for row in rows} == set(toy_exponential.ESTIMATORS)
     assert all(row["bias_a1_high"] < 0 and row["bias_a2_high"] < 0 for row in rows)
 
@@ -166,4 +166,4 @@ def test_intervals_of_a_ratio_of_means_and_of_a_correlation_cover_the_truth_as_o
 
 
 def test_errors_at_neighboring_levels_are_not_independent():
-    assert claims_of(chain)["independent-errors"].verdict == "fails"
+    assert claims_by_name(chain)["independent-errors"].verdict == "fails"

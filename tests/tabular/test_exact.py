@@ -180,7 +180,7 @@ def test_the_mean_and_the_variance_of_returns_solve_their_bellman_equations(seed
         assert returns.variance == pytest.approx(second[state] - values[state] ** 2, abs=1e-3)
 
 
-def test_rewards_from_laws_are_sampled_and_the_band_holds():
+def test_rewards_from_distributions_are_sampled_and_the_band_holds():
     mdp = toy_uniform(4, discount=0.5)
     policy = np.zeros(3, dtype=np.int64)
     with pytest.raises(ValueError, match="give an rng"):

@@ -83,7 +83,7 @@ def test_the_parts_of_one_state_are_those_by_hand():
     np.testing.assert_allclose([part.item() for part in parts], [1 / 8, 1 / 8, 3 / 4 - 2 / 3])
 
 
-def test_rewards_from_laws_count_with_their_means():
+def test_rewards_from_distributions_count_with_their_means():
     mdp = toy_uniform(2, 1.0)
     q = np.zeros((1, 1, 3, 1))
     parts = decompose(mdp, history_of(q, np.ones((1, 1, 3, 1, 2), dtype=int)), np.zeros(3, dtype=np.int64))

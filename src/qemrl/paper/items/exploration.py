@@ -83,11 +83,11 @@ def chain_task(size: int) -> Task:
 def mountain_car_task() -> Task:
     """Solved by a policy that arrives in all of ten episodes."""
 
-    def solved(loop: CompiledLoop, records: list[dict[str, Any]]) -> Bool[np.ndarray, " seeds"]:
+    def check(loop: CompiledLoop, records: list[dict[str, Any]]) -> Bool[np.ndarray, " seeds"]:
         del loop
         return np.array([min(record["eval/returns"]) > -200 for record in records])
 
-    return Task("mountain-car", "jax/mountain-car", 60_000, solved, evaluation_episodes=10)
+    return Task("mountain-car", "jax/mountain-car", 60_000, check, evaluation_episodes=10)
 
 
 @lru_cache(maxsize=1)
@@ -100,12 +100,12 @@ def _takes(states: Int[np.ndarray, " path"], count: int, actions: np.ndarray) ->
     """Whether the greedy action is the given one in each of the states of a path."""
     seen = np.eye(count, dtype=bool)[states]
 
-    def solved(loop: CompiledLoop, records: list[dict[str, Any]]) -> Bool[np.ndarray, " seeds"]:
+    def check(loop: CompiledLoop, records: list[dict[str, Any]]) -> Bool[np.ndarray, " seeds"]:
         del records
         q = _over_seeds(loop.agent.q_values)(loop.state.agent.params, jnp.asarray(seen))
         return (np.asarray(q).argmax(-1) == actions).all(-1)
 
-    return solved
+    return check
 
 
 TASKS: dict[str, tuple[Task, ...]] = {

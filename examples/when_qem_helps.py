@@ -9,7 +9,7 @@ PLAIN, LEGENDRE = EmpiricalMean(), QEM(4, basis="legendre")
 
 
 def table(title: str, columns: dict, cell, digits: int) -> None:
-    """Print a Markdown table with a row for each distribution; `cell` makes a number of a distribution and a column's value."""
+    """Print a Markdown table with a row for each distribution; `cell` gives the number of a column in it."""
     print(f"\n{title}\n\n| distribution | {' | '.join(columns)} |\n|---|" + "---:|" * len(columns))
     for distribution in DISTRIBUTIONS.values():
         cells = [f"{float(cell(distribution, column)):.{digits}f}".replace("-", "−") for column in columns.values()]

@@ -1,4 +1,4 @@
-"""Distributions, noise models and the worth of estimators, against simulation and against figures computed elsewhere."""
+"""Distributions, noise models and errors of estimators, against simulation and figures computed elsewhere."""
 
 from itertools import pairwise
 from typing import Any
@@ -41,7 +41,7 @@ SCIPY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCIPY)
-def test_laws_are_what_they_are_called(name):
+def test_distributions_are_what_they_are_called(name):
     distribution, reference = DISTRIBUTIONS[name], SCIPY[name]
     levels = np.array([1e-6, 0.01, 0.3, 0.5, 0.77, 0.999])
     np.testing.assert_allclose(distribution.quantile(levels), reference.ppf(levels), rtol=1e-9, atol=1e-12)
@@ -65,7 +65,7 @@ def test_the_mixture_inverts_its_distribution_function():
         normal_mixture((0.5, 0.5), (0.0,), (1.0, 1.0))
 
 
-def test_any_quantile_function_makes_a_law():
+def test_any_quantile_function_makes_a_distribution():
     distribution = Distribution.from_quantile(lambda levels: levels**2, "square of a uniform")
     assert distribution.mean == pytest.approx(1 / 3)
     assert distribution.std == pytest.approx(np.sqrt(1 / 5 - 1 / 9))

@@ -1,4 +1,4 @@
-"""Models of V that need evidence: hand-computed cases, generalized least squares, and what they refuse."""
+"""Models of V that is estimated: hand-computed cases, generalized least squares, and what they refuse."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from qemrl.estimators import (
     SparsityVariance,
     VarianceInputs,
 )
-from qemrl.estimators.estimated_variance import FLOOR, shrunk, shrunk_matrix, slope
+from qemrl.estimators.estimated_variance import FLOOR, shrink, shrink_matrix, slope
 
 RNG = np.random.default_rng(7)
 LEVELS = midpoints(8)
@@ -143,9 +143,9 @@ def test_slope_by_hand():
 
 
 def test_shrinkage_by_hand():
-    np.testing.assert_allclose(shrunk(np.array([1.0, 3.0]), 0.2), [0.6, 1.4], atol=2 * FLOOR)
-    np.testing.assert_allclose(shrunk(np.zeros(3), 0.2), 0.2, atol=2 * FLOOR)  # no scale: all alike
-    matrix = shrunk_matrix(np.array([[1.0, 1.0], [1.0, 3.0]]), 0.5)
+    np.testing.assert_allclose(shrink(np.array([1.0, 3.0]), 0.2), [0.6, 1.4], atol=2 * FLOOR)
+    np.testing.assert_allclose(shrink(np.zeros(3), 0.2), 0.2, atol=2 * FLOOR)  # no scale: all alike
+    matrix = shrink_matrix(np.array([[1.0, 1.0], [1.0, 3.0]]), 0.5)
     np.testing.assert_allclose(matrix, [[0.75, 0.25], [0.25, 1.25]], atol=2 * FLOOR)
 
 

@@ -87,7 +87,7 @@ def test_the_papers_fifth_column_is_collinear():
     np.testing.assert_allclose(design[:, 4], -2 * design[:, 3] - design[:, 1], atol=1e-12)
 
 
-def test_coefficients_of_the_exponential_law():
+def test_coefficients_of_the_exponential_distribution():
     # E[q(τ) He_k(z)] / k! for q = -log(1 - τ): 1, 0.903, 0.297, 0.033
     levels = midpoints(20_000)
     coefficients = QEM(order=4).coefficients(-np.log1p(-levels), levels)

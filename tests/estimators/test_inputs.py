@@ -157,7 +157,7 @@ def test_inside_jit_shapes_are_checked_and_numbers_are_not():
         jax.jit(lambda values: QEM().mean(values, midpoints(7)))(bad)
 
 
-def test_kept_weights_cannot_be_spoilt_by_a_caller():
+def test_cached_weights_cannot_be_spoilt_by_a_caller():
     qem = QEM(order=3)
     before = qem.mean(VALUES, LEVELS)
     qem.weights(LEVELS)[...] = 0

@@ -73,7 +73,7 @@ def data(seed: int, shape: tuple[int, ...] = (5, 3, 16)) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize("level", [0.05, 0.25, 0.5, 1.0])
-def test_cvar_of_the_normal_and_the_uniform_law(level):
+def test_cvar_of_the_normal_and_the_uniform_distribution(level):
     levels = midpoints(20_000)
     expected = -math.exp(-(special.ndtri(level) ** 2) / 2) / math.sqrt(2 * math.pi) / level
     assert CVaR(level).mean(special.ndtri(levels), levels) == pytest.approx(expected, abs=1e-3)
@@ -81,14 +81,14 @@ def test_cvar_of_the_normal_and_the_uniform_law(level):
 
 
 @pytest.mark.parametrize("level", [0.05, 0.25, 0.5, 0.9])
-def test_var_of_the_normal_and_the_uniform_law(level):
+def test_var_of_the_normal_and_the_uniform_distribution(level):
     levels = midpoints(2_000)
     assert VaR(level).mean(special.ndtri(levels), levels) == pytest.approx(special.ndtri(level), abs=1e-5)
     assert VaR(level).mean(levels, levels) == pytest.approx(level, abs=1e-12)
 
 
 @pytest.mark.parametrize("shift", [-1.5, -0.75, 0.0, 0.4])
-def test_wang_shifts_the_mean_of_a_normal_law_by_as_many_standard_deviations(shift):
+def test_wang_shifts_the_mean_of_a_normal_distribution_by_as_many_standard_deviations(shift):
     levels = midpoints(20_000)
     values = 3 + 2 * special.ndtri(levels)
     assert Wang(shift).mean(values, levels) == pytest.approx(3 + 2 * shift, abs=3e-3)
@@ -455,7 +455,7 @@ def test_bad_numbers_and_shapes(measure, values, levels, probs, message):
         measure.mean(values, levels, probs)
 
 
-def test_kept_weights_cannot_be_spoilt_by_a_caller():
+def test_cached_weights_cannot_be_spoilt_by_a_caller():
     values, levels = np.arange(8.0), midpoints(8)
     before = CVaR(0.4).mean(values, levels)
     CVaR(0.4).weights(levels)[...] = 0

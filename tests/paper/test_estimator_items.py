@@ -14,22 +14,22 @@ from qemrl.paper.items import correlated_noise, iqn_variance, model_selection, t
 MODULES = (model_selection, table_4, variance_ratio, correlated_noise, iqn_variance)
 
 
-def result_of(module: Any) -> Result:
-    return _result_of(module.__name__)
+def run_once(module: Any) -> Result:
+    return _run_module(module.__name__)
 
 
 @cache
-def _result_of(name: str) -> Result:
+def _run_module(name: str) -> Result:
     return sys.modules[name].run("smoke", 0, lambda _: None)
 
 
-def claims_of(module: Any) -> dict[str, Claim]:
-    return {claim.name: claim for claim in result_of(module).claims}
+def claims_by_name(module: Any) -> dict[str, Claim]:
+    return {claim.name: claim for claim in run_once(module).claims}
 
 
 def cell(module: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     """The one row of a module's result that has the wanted entries."""
-    (row,) = (row for row in result_of(module).rows if wanted.items() <= row.items())
+    (row,) = (row for row in run_once(module).rows if wanted.items() <= row.items())
     return row
 
 
@@ -55,7 +55,7 @@ THRESHOLDS = {
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_verdicts_follow_from_what_was_measured_and_the_threshold_in_the_rule(module):
-    for claim in result_of(module).claims:
+    for claim in run_once(module).claims:
         if claim.name == "beats-stratified-levels":
             count = claim.measured
             assert claim.verdict == ("holds" if count.low == 6 else "fails" if count.high == 0 else "depends")
@@ -67,14 +67,14 @@ def test_verdicts_follow_from_what_was_measured_and_the_threshold_in_the_rule(mo
 def test_the_collinear_model_has_rank_four_and_the_fit_of_model_3():
     for count in model_selection.COUNTS:
         assert np.linalg.matrix_rank(model_selection.collinear_design(qemrl.midpoints(count))) == 4
-    rows = result_of(model_selection).rows
+    rows = run_once(model_selection).rows
     third = [row["r_squared"] for row in rows if row["model"] == "Model 3"]
     fourth = [row["r_squared"] for row in rows if row["model"] == "Model 4 (paper)"]
     np.testing.assert_allclose(fourth, third, rtol=0, atol=1e-12)
-    assert claims_of(model_selection)["model-4-explains-more"].verdict == "fails"
+    assert claims_by_name(model_selection)["model-4-explains-more"].verdict == "fails"
 
 
-def test_a_normal_law_is_explained_fully_and_noise_takes_its_share():
+def test_a_normal_distribution_is_explained_fully_and_noise_takes_its_share():
     exact = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.0})
     noisy = cell(model_selection, {"distribution": "Normal", "quantiles": 200, "model": "Model 1", "noise_std": 0.5})
     assert exact["r_squared"] == pytest.approx(1.0, abs=1e-12)
@@ -86,7 +86,7 @@ def test_f_of_independent_variances_averages_to_the_square_of_their_mean_less_on
     row = cell(table_4, {"quantiles": 500, "largest": 5})
     assert row["stated_mean_f"] == pytest.approx(8.0, abs=0.02)
     assert row["wider_mean_f"] == pytest.approx(3.5**2 - 1, abs=0.03)
-    assert claims_of(table_4)["printed-minima"].verdict == "fails"
+    assert claims_by_name(table_4)["printed-minima"].verdict == "fails"
 
 
 def test_f_is_not_positive_when_all_variances_are_one():
@@ -130,7 +130,7 @@ def test_a_variance_ratio_is_that_of_the_weights():
 
 
 def test_verdicts_on_less_variance_do_not_depend_on_the_size_of_the_run():
-    verdicts = {name: claim.verdict for name, claim in claims_of(variance_ratio).items()}
+    verdicts = {name: claim.verdict for name, claim in claims_by_name(variance_ratio).items()}
     assert verdicts["midpoints-order-2"] == "holds"
     assert verdicts["random-levels-order-4"] == "fails"
 
@@ -181,7 +181,7 @@ def test_the_plain_mean_of_uniform_levels_has_the_error_that_theory_gives():
         assert row["mse_over_variance"] == pytest.approx(1 / count, rel=0.3)
 
 
-def test_qem_undoes_the_draw_on_the_exponential_law_and_harms_the_mixture_at_8_levels():
+def test_qem_undoes_the_draw_on_the_exponential_distribution_and_harms_the_mixture_at_8_levels():
     exponential = cell(
         iqn_variance, {"distribution": "Exponential", "levels": 32, "sampler": "uniform", "estimator": "QEM 4"}
     )
@@ -190,10 +190,10 @@ def test_qem_undoes_the_draw_on_the_exponential_law_and_harms_the_mixture_at_8_l
         iqn_variance, {"distribution": "Exponential", "levels": 32, "sampler": "midpoints", "estimator": "mean"}
     )
     assert midpoints["mse_over_variance"] == pytest.approx(0.0108**2, rel=0.02)
-    assert claims_of(iqn_variance)["safe-with-8-levels"].measured.value > 1
+    assert claims_by_name(iqn_variance)["safe-with-8-levels"].measured.value > 1
 
 
-def test_laws_that_disagree_make_a_verdict_depend():
+def test_distributions_that_disagree_make_a_verdict_depend():
     assert iqn_variance.agreement(["holds", "holds"]) == "holds"
     assert iqn_variance.agreement(["fails", "fails"]) == "fails"
     assert iqn_variance.agreement(["holds", "fails"]) == "depends"

@@ -1,4 +1,4 @@
-"""The spreads of quantiles, the truth that they are held against, and what is measured of them."""
+"""The standard deviations that quantiles give, the truth that they are held against, and what is measured of them."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from qemrl.envs.jax.probes import REWARD_STD
 from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import midpoints
 from qemrl.exploration import ActionContext, EpsilonGreedy, LeftTruncatedStdBonus
-from qemrl.paper.items import return_variance_study
+from qemrl.paper import agent_runs
 from qemrl.paper.items.return_variance import LEAST, Study, bias, error, rank_correlation
 from qemrl.paper.items.return_variance_study import (
     NEGLIGIBLE,
@@ -23,34 +23,34 @@ from qemrl.paper.items.return_variance_study import (
     Places,
     Player,
     Table,
-    agent_run,
+    configure_agent,
+    estimate_stds,
+    find_places,
     greedy_quantiles,
-    learned_quantiles,
+    learn_quantiles,
     log_std_error,
-    read_runs,
     return_variances,
     sample_greedy_returns,
-    spreads,
-    train,
+    train_player,
 )
-from qemrl.tabular import Steps, chain, frozen_lake, make_mdp, return_distribution, solve
+from qemrl.tabular import Learning, Quantiles, Steps, chain, frozen_lake, make_mdp, return_distribution, solve
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
 from qemrl.types import EnvSpec, ReturnDist
 
 
-def test_spreads_of_five_quantiles_by_hand():
+def test_stds_of_five_quantiles_by_hand():
     """Plain: mean 2, squares 4, 1, 0, 1, 4. DLTV: 0, 1 and 4 above the median, a fifth of a half of them."""
-    found = spreads(np.arange(5.0))
+    found = estimate_stds(np.arange(5.0))
     assert tuple(found) == QUANTITIES
     assert found["plain"] == pytest.approx(np.sqrt(2))
     assert found["DLTV"] == pytest.approx(np.sqrt(5 / 10))
     assert found["DLTV ×4"] == pytest.approx(np.sqrt(2))
 
 
-def test_spreads_of_an_even_number_of_quantiles_by_hand():
+def test_stds_of_an_even_number_of_quantiles_by_hand():
     """The median is the second of four, 1: above it are 2 and 6, so DLTV² = (1 + 25) / 8."""
-    found = spreads(np.array([6.0, 0.0, 2.0, 1.0]))
+    found = estimate_stds(np.array([6.0, 0.0, 2.0, 1.0]))
     assert found["DLTV"] == pytest.approx(np.sqrt(26 / 8))
     assert found["plain"] == pytest.approx(np.sqrt((0 + 1 + 4 + 36) / 4 - 2.25**2))
 
@@ -58,7 +58,7 @@ def test_spreads_of_an_even_number_of_quantiles_by_hand():
 def test_qem_finds_the_coefficients_of_its_own_curve():
     """1 + 2z + 0.3 (z² − 1) + 0.1 (z³ − 3z) has the variance 4 + 2·0.3² + 6·0.1², of which c₁ is the 4."""
     z = ndtri(midpoints(32))
-    found = spreads(1 + 2 * z + 0.3 * (z**2 - 1) + 0.1 * (z**3 - 3 * z))
+    found = estimate_stds(1 + 2 * z + 0.3 * (z**2 - 1) + 0.1 * (z**3 - 3 * z))
     assert found["QEM"] == pytest.approx(np.sqrt(4 + 2 * 0.09 + 6 * 0.01))
     assert found["QEM c₁"] == pytest.approx(2)
 
@@ -66,7 +66,7 @@ def test_qem_finds_the_coefficients_of_its_own_curve():
 @pytest.mark.parametrize("distribution", [ndtri, lambda t: t, lambda t: np.sign(t - 0.5) * (t - 0.5) ** 2])
 def test_four_times_dltv_is_the_variance_of_symmetric_quantiles(distribution):
     """Exactly where the median is one of the quantiles, else up to the step from it to the next."""
-    odd, even = (spreads(distribution(midpoints(count))) for count in (51, 2000))
+    odd, even = (estimate_stds(distribution(midpoints(count))) for count in (51, 2000))
     assert odd["DLTV ×4"] == pytest.approx(odd["plain"])
     assert even["DLTV ×4"] == pytest.approx(even["plain"], rel=2e-3)
     assert odd["DLTV"] ** 2 == pytest.approx(odd["plain"] ** 2 / 4)
@@ -74,7 +74,7 @@ def test_four_times_dltv_is_the_variance_of_symmetric_quantiles(distribution):
 
 def test_four_times_dltv_is_not_the_variance_of_skewed_quantiles():
     """Exponential: m = log 2, E(Z − m)₊² = ½ · 2, so that four times DLTV's variance is 2 and not 1."""
-    found = spreads(-np.log1p(-midpoints(200_000)))
+    found = estimate_stds(-np.log1p(-midpoints(200_000)))
     assert found["DLTV ×4"] ** 2 == pytest.approx(2, rel=1e-3)
 
 
@@ -84,7 +84,7 @@ def test_dltv_is_the_bonus_of_the_agents(count):
     dist = ReturnDist(jnp.asarray(values[:, None, None], jnp.float32), midpoints(count))
     context = ActionContext(None, dist, jnp.zeros((7, 1, 1)), None, jnp.zeros(7, bool), jnp.int32(0))
     bonus = LeftTruncatedStdBonus()((), context)
-    np.testing.assert_allclose(spreads(values)["DLTV"], np.asarray(bonus)[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(estimate_stds(values)["DLTV"], np.asarray(bonus)[:, 0], rtol=1e-5)
 
 
 def test_the_variance_of_a_return_by_hand():
@@ -113,7 +113,9 @@ def test_the_chain_has_the_variance_of_its_reward():
 def test_learned_quantiles_are_those_of_the_policys_actions():
     """Action 1 pays 1, action 0 nothing; all quantiles come to the reward of the policy's action."""
     mdp = make_mdp([[[(1.0, 1, 0.0, False)], [(1.0, 1, 1.0, False)]]] + [[[(1.0, 0, 0.0, True)]] * 2], 0.5)
-    values = learned_quantiles(mdp, np.array([1, 0]), 4, 5_000, Steps((0.01,)), np.arange(2), lambda _: None)
+    values = learn_quantiles(
+        mdp, np.array([1, 0]), Learning(Quantiles(4), 5_000, Steps((0.01,))), np.arange(2), lambda _: None
+    )
     assert values.shape == (2, 2, 4)
     np.testing.assert_allclose(values, np.broadcast_to([[[1.0], [0.0]]], values.shape), atol=0.05)
 
@@ -134,7 +136,7 @@ def coin(stop: float) -> JaxEnv:
 
 
 def player_of(env: JaxEnv, discount: float) -> Player:
-    config = replace(agent_run("probe/4", 0, 0).agent, network=NetworkConfig(widths=(4,)))
+    config = replace(configure_agent("probe/4", 0, 0).agent, network=NetworkConfig(widths=(4,)))
     agent = make_agent(config, env.spec)
     return Player(agent, agent.init(jax.random.key(0)).params, env, discount)
 
@@ -178,17 +180,19 @@ def test_rollouts_of_the_probe_with_a_random_reward():
     assert len(np.unique(returns)) == returns.size
 
 
-def test_states_that_look_different_are_collected():
+def test_places_are_states_that_look_different():
     """All four games are at 1 after a step, at 2 after two, and so on: there are three states, or more than four."""
     table = Table(player_of(coin(0.0), 0.99), 4, 1)
-    few, number = read_runs(table, jax.random.key(0), 3, np.random.default_rng(0))
+    few, number = find_places(table, jax.random.key(0), 3, np.random.default_rng(0))
     assert number == 3
     assert set(few.states.tolist()) == {1, 2, 3}
     assert few.states[3] == few.states[0]
-    many, number = read_runs(table, jax.random.key(0), 50, np.random.default_rng(0))
+    many, number = find_places(table, jax.random.key(0), 50, np.random.default_rng(0))
     assert number == len(set(many.states.tolist())) == 4
     np.testing.assert_allclose(many.observations[:, 0] * 100, many.states, rtol=1e-6)
-    assert not np.array_equal(many.states, read_runs(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states)
+    assert not np.array_equal(
+        many.states, find_places(table, jax.random.key(0), 50, np.random.default_rng(1))[0].states
+    )
 
 
 class Pretence(CompiledLoop):
@@ -197,7 +201,7 @@ class Pretence(CompiledLoop):
     def __init__(self, config: RunConfig) -> None:
         self.config, self.step, self.agent = config, 0, "learner"  # type: ignore[assignment]
 
-    def advance(self, until, evaluate, stop):
+    def advance(self, until, evaluate, stop=lambda: False):
         assert not evaluate
         assert not stop()
         self.step = until
@@ -208,9 +212,9 @@ class Pretence(CompiledLoop):
 
 
 def test_an_agent_is_trained_to_the_end_of_its_run(monkeypatch):
-    monkeypatch.setattr(return_variance_study, "make_loop", Pretence)
-    config, shares = agent_run("probe/4", 2_000, 7_000), []
-    player = train(config, True, shares.append)
+    monkeypatch.setattr(agent_runs, "make_loop", Pretence)
+    config, shares = configure_agent("probe/4", 2_000, 7_000), []
+    player = train_player(config, True, shares.append)
     assert (config.seed, config.num_seeds, config.preset) == (7_000, 1, "qr-dqn")
     assert isinstance(config.agent, ValueConfig)
     assert config.agent.exploration == EpsilonGreedy(begin_steps=500, over_steps=500)
@@ -247,11 +251,11 @@ def test_the_error_of_a_sampled_standard_deviation():
 
 def test_a_study_leaves_out_states_without_variance():
     values = np.random.default_rng(0).normal(size=(4, 7, 16))
-    study = Study.of("here", values, np.array([1.0, 0.0, 2.0, 0.01, 3.0, 4.0, 5.0]))
+    study = Study.from_quantiles("here", values, np.array([1.0, 0.0, 2.0, 0.01, 3.0, 4.0, 5.0]))
     assert study.enough
     np.testing.assert_array_equal(study.truth, [1, 2, 3, 4, 5])
-    np.testing.assert_allclose(study.estimates["plain"], spreads(values)["plain"][:, [0, 2, 4, 5, 6]])
-    few = Study.of("there", values, np.array([0.0, 9.0, 0.01, 0.0, 0.02, 0.03, 0.04]))
+    np.testing.assert_allclose(study.estimates["plain"], estimate_stds(values)["plain"][:, [0, 2, 4, 5, 6]])
+    few = Study.from_quantiles("there", values, np.array([0.0, 9.0, 0.01, 0.0, 0.02, 0.03, 0.04]))
     assert not few.enough
     assert len(few.truth) == LEAST
     np.testing.assert_array_equal(few.truth, [9, 0.01, 0.02, 0.03, 0.04])

@@ -10,23 +10,23 @@ from scipy import optimize
 
 import qemrl
 from qemrl.paper.claims import Claim, Result, judge
-from qemrl.paper.items import chain_item, toy_exponential, toy_uniform
+from qemrl.paper.items import chain, toy_exponential, toy_uniform
 from qemrl.tabular import policy_values, sample_returns
 
-MODULES = (toy_uniform, toy_exponential, chain_item)
+MODULES = (toy_uniform, toy_exponential, chain)
 
 
-def result_of(module: Any) -> Result:
-    return _result_of(module.__name__)
+def run_once(module: Any) -> Result:
+    return _run_module(module.__name__)
 
 
 @cache
-def _result_of(name: str) -> Result:
+def _run_module(name: str) -> Result:
     return sys.modules[name].run("smoke", 0, lambda _: None)
 
 
-def claims_of(module: Any) -> dict[str, Claim]:
-    return {claim.name: claim for claim in result_of(module).claims}
+def claims_by_name(module: Any) -> dict[str, Claim]:
+    return {claim.name: claim for claim in run_once(module).claims}
 
 
 THRESHOLDS = {
@@ -52,7 +52,7 @@ THRESHOLDS = {
 
 
 def test_verdicts_follow_from_what_was_measured_and_the_threshold_in_the_rule():
-    claims = [claim for module in MODULES for claim in result_of(module).claims]
+    claims = [claim for module in MODULES for claim in run_once(module).claims]
     assert {claim.name for claim in claims} == set(THRESHOLDS)
     assert len(claims) == len(THRESHOLDS)
     for claim in claims:
@@ -99,7 +99,7 @@ def test_every_minimizer_of_the_first_level_has_the_same_loss():
 
 
 def test_quantile_td_does_not_go_to_the_upper_ends():
-    claims = claims_of(toy_uniform)
+    claims = claims_by_name(toy_uniform)
     assert claims["first-quantile-is-the-upper-end"].verdict == "fails"
     assert claims["mean-is-biased"].verdict == "fails"
 
@@ -116,23 +116,23 @@ def test_the_returns_of_both_actions_have_the_stated_means():
 
 
 def test_estimators_share_what_is_learned_and_both_means_come_out_too_low():
-    rows = [row for row in result_of(toy_exponential).rows if row["transitions"] == 10_000]
+    rows = [row for row in run_once(toy_exponential).rows if row["transitions"] == 10_000]
     assert {row["estimator"] for row in rows} == set(toy_exponential.ESTIMATORS)
     assert all(row["bias_a1_high"] < 0 and row["bias_a2_high"] < 0 for row in rows)
 
 
 def test_quantiles_at_the_start_of_the_chain_are_those_of_sampled_returns():
-    process = chain_item.process()
+    process = chain.process()
     returns = sample_returns(process, np.zeros(6, dtype=int), 0, 100_000, np.random.default_rng(0))
     levels = qemrl.midpoints(8)
-    np.testing.assert_allclose(chain_item.true_quantiles(levels), np.quantile(returns, levels), atol=0.06)
+    np.testing.assert_allclose(chain.true_quantiles(levels), np.quantile(returns, levels), atol=0.06)
 
 
 def test_regions_share_out_all_levels_and_the_gap_is_between_its_ends():
     levels = qemrl.midpoints(128)
-    inside = chain_item.regions(levels)
+    inside = chain.regions(levels)
     np.testing.assert_array_equal(np.sum(list(inside.values()), axis=0), 1)
-    low, high = chain_item.gap_ends()
+    low, high = chain.gap_ends()
     np.testing.assert_array_equal(inside["gap"], (levels > low) & (levels < high))
 
 
@@ -145,25 +145,25 @@ def test_five_filters_of_the_same_rate_leave_a_quarter_of_the_variance():
         if step > 1_000:
             squares.append((state**2).mean(-1))
     variances = np.mean(squares, 0)
-    assert variances[5] / variances[0] == pytest.approx(chain_item.filtered_share(6), rel=0.05)
+    assert variances[5] / variances[0] == pytest.approx(chain.filtered_share(6), rel=0.05)
 
 
 def test_crossings_do_not_pair_levels_of_different_pieces():
     values = np.array([[0.0, 1.0, 0.5, 0.4, 2.0, 1.0]])
     inside = np.array([True, True, False, True, True, True])
-    np.testing.assert_allclose(chain_item.crossings(values, inside), [1 / 3])
+    np.testing.assert_allclose(chain.crossings(values, inside), [1 / 3])
 
 
 def test_intervals_of_a_ratio_of_means_and_of_a_correlation_cover_the_truth_as_often_as_they_say():
     rng = np.random.default_rng(0)
     hits = np.zeros(2)
     for _ in range(400):
-        ratio = chain_item.ratio_of_means(rng.exponential(2.0, 300), rng.exponential(1.0, 300))
+        ratio = chain.ratio_of_means(rng.exponential(2.0, 300), rng.exponential(1.0, 300))
         values = rng.normal(size=(300, 1)) + rng.normal(size=(300, 3))
-        correlation = chain_item.neighbor_correlation(values)
+        correlation = chain.neighbor_correlation(values)
         hits += [ratio.low < 2 < ratio.high, correlation.low < 0.5 < correlation.high]
     assert ((hits / 400 > 0.92) & (hits / 400 < 0.98)).all()
 
 
 def test_errors_at_neighboring_levels_are_not_independent():
-    assert claims_of(chain_item)["independent-errors"].verdict == "fails"
+    assert claims_by_name(chain)["independent-errors"].verdict == "fails"

@@ -10,7 +10,7 @@ from qemrl.agents.value import ValueConfig
 from qemrl.estimators import QEM, EmpiricalMean, TailVariance
 from qemrl.exploration import EpsilonGreedy
 from qemrl.paper.items import v_tuning
-from qemrl.paper.items.v_tuning_study import (
+from qemrl.paper.items.v_tuning import (
     ARMS,
     PLAIN,
     TASKS,
@@ -19,9 +19,9 @@ from qemrl.paper.items.v_tuning_study import (
     Task,
     breakout,
     cartpole,
-    chance_of_range,
     distance,
-    estimator_of,
+    make_estimator,
+    p_value_of_range,
     pendulum,
 )
 from qemrl.training.config import configure
@@ -83,21 +83,21 @@ def test_the_p_value_is_the_share_of_all_shuffles_with_as_large_a_range():
     ranges = [np.ptp(np.mean(shuffled, axis=0)) for shuffled in product(*columns)]
     exact = np.mean(np.array(ranges) >= seen - 1e-12)
     assert 0.01 < exact < 0.9
-    assert chance_of_range(scores, 1, 40_000) == pytest.approx(exact, abs=4 * np.sqrt(exact / 40_000))
+    assert p_value_of_range(scores, 1, 40_000) == pytest.approx(exact, abs=4 * np.sqrt(exact / 40_000))
 
 
 def test_p_values_of_known_cases():
     apart = np.arange(10.0)[None] + np.array([[0.0], [100.0]])
-    assert chance_of_range(apart, 0, 50_000) == pytest.approx(2 / 2**10, abs=6e-4)
-    assert chance_of_range(np.full((5, 4), 3.3), 0, 100) == 1
-    assert chance_of_range(1e6 + apart, 0, 500) == chance_of_range(apart, 0, 500)
+    assert p_value_of_range(apart, 0, 50_000) == pytest.approx(2 / 2**10, abs=6e-4)
+    assert p_value_of_range(np.full((5, 4), 3.3), 0, 100) == 1
+    assert p_value_of_range(1e6 + apart, 0, 500) == p_value_of_range(apart, 0, 500)
 
 
 def test_p_values_are_right_where_nothing_matters():
     """Whatever seeds have in common: below 0.05 in 5% of cases."""
     rng = np.random.default_rng(2)
     cases = 10 * rng.normal(size=(400, 1, 6)) + rng.standard_exponential(size=(400, 5, 6))
-    chances = np.array([chance_of_range(case, number, 199) for number, case in enumerate(cases)])
+    chances = np.array([p_value_of_range(case, number, 199) for number, case in enumerate(cases)])
     assert np.mean(chances <= 0.05) == pytest.approx(0.05, abs=0.033)
     assert chances.mean() == pytest.approx(0.5, abs=0.06)
 
@@ -108,7 +108,7 @@ def test_weights_are_the_farther_from_equal_the_larger_v():
     assert distance(PLAIN, 51) == pytest.approx(0, abs=1e-12)
     assert distance("1", 32) == pytest.approx(0.095, abs=1e-3)
     assert distance("1", 200) == pytest.approx(0.023, abs=1e-3)
-    assert estimator_of(PLAIN) == EmpiricalMean()
+    assert make_estimator(PLAIN) == EmpiricalMean()
 
 
 def test_claims_are_paired_and_point_at_the_better_arm(monkeypatch: pytest.MonkeyPatch):

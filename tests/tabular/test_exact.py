@@ -129,7 +129,9 @@ def test_a_million_episodes_on_the_lake_agree_with_dynamic_programming(lake, bes
     exact = return_distribution(lake, best.policy, 0)
     within = np.sqrt(np.log(2 / 0.05) / (2 * len(returns)))
     at = exact.quantile(np.linspace(0.1, 0.9, 9))
-    np.testing.assert_allclose(DiscreteDistribution.of(returns).cdf(at + 1e-9), exact.cdf(at + 1e-9), atol=within)
+    np.testing.assert_allclose(
+        DiscreteDistribution.from_atoms(returns).cdf(at + 1e-9), exact.cdf(at + 1e-9), atol=within
+    )
 
 
 def test_episodes_that_never_end_are_reported():
@@ -153,7 +155,7 @@ def test_returns_of_two_states_are_found_path_by_path():
     returns = return_distribution(two_states(), np.zeros(2, dtype=np.int64), 0)
     rounds = np.arange(40)
     atoms = 2 * (1 - 0.25**rounds) / 0.75 + 3 * 0.25**rounds
-    by_hand = DiscreteDistribution.of(atoms, 0.5 ** (rounds + 1))
+    by_hand = DiscreteDistribution.from_atoms(atoms, 0.5 ** (rounds + 1))
     np.testing.assert_allclose(returns.atoms[-3:], [2.6875, 2.75, 3.0])
     np.testing.assert_allclose(returns.probs[-3:], [1 / 8, 1 / 4, 1 / 2])
     assert wasserstein(returns, by_hand) < 1e-9
@@ -178,7 +180,7 @@ def test_the_mean_and_the_variance_of_returns_solve_their_bellman_equations(seed
         assert returns.variance == pytest.approx(second[state] - values[state] ** 2, abs=1e-3)
 
 
-def test_rewards_from_laws_are_sampled_and_the_band_holds():
+def test_rewards_from_distributions_are_sampled_and_the_band_holds():
     mdp = toy_uniform(4, discount=0.5)
     policy = np.zeros(3, dtype=np.int64)
     with pytest.raises(ValueError, match="give an rng"):
@@ -201,7 +203,7 @@ def test_a_chain_of_numbers_has_one_return():
 
 
 def test_atoms_are_sorted_merged_and_weighed():
-    found = DiscreteDistribution.of(np.array([3.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]))
+    found = DiscreteDistribution.from_atoms(np.array([3.0, 1.0, 3.0]), np.array([1.0, 2.0, 1.0]))
     np.testing.assert_array_equal(found.atoms, [1, 3])
     np.testing.assert_array_equal(found.probs, [0.5, 0.5])
     assert (found.mean, found.variance) == (2, 1)
@@ -219,13 +221,13 @@ def test_atoms_are_sorted_merged_and_weighed():
 )
 def test_what_is_no_distribution_is_refused(atoms, probs, message):
     with pytest.raises(ValueError, match=message):
-        DiscreteDistribution.of(np.array(atoms), np.array(probs))
+        DiscreteDistribution.from_atoms(np.array(atoms), np.array(probs))
 
 
 def test_distances_of_two_coins_are_those_by_hand():
     # F − G is 1/2 on [0, 1) and −1/4 on [1, 3)
-    first = DiscreteDistribution.of(np.array([0.0, 3.0]))
-    second = DiscreteDistribution.of(np.array([1.0, 3.0]), np.array([0.75, 0.25]))
+    first = DiscreteDistribution.from_atoms(np.array([0.0, 3.0]))
+    second = DiscreteDistribution.from_atoms(np.array([1.0, 3.0]), np.array([0.75, 0.25]))
     assert wasserstein(first, second) == pytest.approx(0.5 + 0.5)
     assert cramer(first, second) == pytest.approx(np.sqrt(0.25 + 2 / 16))
     assert wasserstein(first, first) == cramer(second, second) == 0
@@ -233,7 +235,9 @@ def test_distances_of_two_coins_are_those_by_hand():
 
 def random_distribution(rng: np.random.Generator) -> DiscreteDistribution:
     size = int(rng.integers(1, 9))
-    return DiscreteDistribution.of(rng.integers(-3, 4, size) * rng.choice([0.5, 1.0]), rng.dirichlet(np.ones(size)))
+    return DiscreteDistribution.from_atoms(
+        rng.integers(-3, 4, size) * rng.choice([0.5, 1.0]), rng.dirichlet(np.ones(size))
+    )
 
 
 @given(seeds)

@@ -279,7 +279,7 @@ def test_expectile_fixed_points_preserve_the_mean_and_are_left_alone(lake, polic
         np.testing.assert_allclose(fixed[state], expected, atol=1e-6)
 
 
-def test_expectiles_of_laws_are_those_of_their_quantiles():
+def test_expectiles_of_distributions_are_those_of_their_quantiles():
     mdp = toy_uniform(4, discount=0.5)
     fixed = expectile_fixed_point(mdp, one_outcome(mdp), 5, resolution=100)
     np.testing.assert_allclose(fixed[:, 2], [0.25 * (0.5 + 0.75), 0.5, 0.75], atol=1e-8)

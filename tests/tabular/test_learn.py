@@ -29,7 +29,7 @@ from qemrl.tabular import (
     policy_values,
     solve,
 )
-from qemrl.tabular.learning import _programs, _shared
+from qemrl.tabular.learning import _program_settings, _programs
 
 seeds = st.integers(0, 2**32 - 1)
 ALL = [Quantiles(8), Quantiles(8, QEM()), Categories(-1.0, 2.0, 7), Expectiles(5), Scalar()]
@@ -292,7 +292,7 @@ def test_first_states_are_drawn_finely_enough_to_reach_thousands():
     assert (counts == 0).mean() == pytest.approx(np.exp(-20_000 / count), abs=0.005)
 
 
-def test_rewards_from_laws_are_drawn_anew_at_each_step():
+def test_rewards_from_distributions_are_drawn_anew_at_each_step():
     mdp = chain(2, 1.0)
     learning = Learning(Scalar(), 2000, Steps((1.0,)), record_every=2)
     last = learn(mdp, learning, range(2), np.zeros(2, dtype=np.int64)).q[:, :, 1, 0]  # with a step of one, the reward
@@ -340,14 +340,14 @@ def test_progress_is_told_after_each_record(lake):
 def test_other_estimators_lengths_and_processes_of_the_same_shape_compile_nothing_new(lake):
     learning = Learning(Quantiles(3), 30, record_every=10)
     learn(lake, learning, range(2))
-    programs: list[Any] = list(_programs(_shared(learning), lake.reward_distributions))
-    kept = _programs.cache_info().misses
+    programs: list[Any] = list(_programs(_program_settings(learning), lake.reward_distributions))
+    misses = _programs.cache_info().misses
     assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, Learning(Quantiles(3), 30, record_every=10), range(5, 7))
     learn(lake, replace(learning, representation=Quantiles(3, QEM(order=2))), range(2))
     learn(lake, replace(learning, steps=60), range(2))
     learn(frozen_lake(["FFFG", "FHFF", "FHFF", "SFFF"], discount=0.9), learning, range(2))
-    assert _programs.cache_info().misses == kept
+    assert _programs.cache_info().misses == misses
     assert [program._cache_size() for program in programs] == [1, 1, 1]
     learn(lake, replace(learning, epsilon=Steps((0.5,))), range(2))
-    assert _programs.cache_info().misses == kept + 1
+    assert _programs.cache_info().misses == misses + 1

@@ -68,7 +68,7 @@ def test_a_distribution_of_the_first_state_that_is_none_is_refused(initial):
         make_mdp([[STAY], [STAY]], 0.9, initial)
 
 
-def test_outcomes_become_padded_arrays_and_equal_laws_are_kept_once():
+def test_outcomes_become_padded_arrays_and_equal_distributions_are_listed_once():
     distribution = exponential(3.0)
     mdp = make_mdp(
         [[[(0.25, 1, 2.0, False), (0.75, 0, distribution, True)]], [[Outcome(1.0, 1, distribution, True)]]],
@@ -79,7 +79,7 @@ def test_outcomes_become_padded_arrays_and_equal_laws_are_kept_once():
     assert (mdp.num_states, mdp.num_actions, mdp.start, mdp.name) == (2, 1, 1, "two")
     np.testing.assert_array_equal(mdp.probs, [[[0.25, 0.75]], [[1.0, 0.0]]])
     np.testing.assert_array_equal(mdp.next_states, [[[1, 0]], [[1, 0]]])
-    np.testing.assert_array_equal(mdp.distributions, [[[-1, 0]], [[0, -1]]])
+    np.testing.assert_array_equal(mdp.reward_index, [[[-1, 0]], [[0, -1]]])
     np.testing.assert_array_equal(mdp.mean_rewards, [[[2.0, 3.0]], [[3.0, 0.0]]])
     assert mdp.has_continuous_rewards
     assert mdp.reward_distributions == (distribution,)
@@ -183,7 +183,7 @@ def test_random_processes_are_processes_and_repeat():
     ("make", "message"),
     [(lambda: uniform(1.0, 1.0), "low must be less than high"), (lambda: exponential(0.0), "mean must be positive")],
 )
-def test_laws_without_spread_are_refused(make, message):
+def test_distributions_without_spread_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -191,7 +191,7 @@ def test_laws_without_spread_are_refused(make, message):
 @pytest.mark.parametrize(
     "distribution", [uniform(-1.0, 3.0), exponential(0.7), normal_mixture_reward((0.7, 0.3), (-2.0, 3.0), (1.0, 0.5))]
 )
-def test_draws_of_a_law_follow_its_quantiles(distribution):
+def test_draws_of_a_distribution_follow_its_quantiles(distribution):
     draws = np.sort(
         np.asarray(jax.vmap(distribution.draw)(jax.random.split(jax.random.key(0), 20_000)), dtype=np.float64)
     )

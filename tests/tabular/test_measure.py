@@ -83,7 +83,7 @@ def test_the_parts_of_one_state_are_those_by_hand():
     np.testing.assert_allclose([part.item() for part in parts], [1 / 8, 1 / 8, 3 / 4 - 2 / 3])
 
 
-def test_rewards_from_laws_count_with_their_means():
+def test_rewards_from_distributions_count_with_their_means():
     mdp = toy_uniform(2, 1.0)
     q = np.zeros((1, 1, 3, 1))
     parts = decompose(mdp, history_of(q, np.ones((1, 1, 3, 1, 2), dtype=int)), np.zeros(3, dtype=np.int64))
@@ -99,7 +99,7 @@ def test_errors_at_the_start_are_those_of_the_best_action():
     np.testing.assert_allclose(start_error(mdp, history_of(q, counts), 2.5), [[-0.5, 1.5]])
     # the best action is the second in the first record, the first in the second one
     rows = np.array([[[[7.0, 7.0], [1.0, 3.0]], [[4.0, 4.0], [7.0, 7.0]]]])
-    truth = DiscreteDistribution.of(np.array([1.0, 2.0]))
+    truth = DiscreteDistribution.from_atoms(np.array([1.0, 2.0]))
     found = start_distances(mdp, history_of(q, counts, rows), Quantiles(2), truth)
     np.testing.assert_allclose(found, [[0.5, 2.5]])
     # probabilities 1/4 and 3/4 on 1 and 2, of which a negative one counts as zero

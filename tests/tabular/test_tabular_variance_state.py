@@ -44,7 +44,7 @@ def test_td_residuals_give_the_covariance_of_constant_step_regression(name: str)
     mdp = make_mdp([[[Outcome(1.0, 0, distribution, True)]]], 0.9, name="one state")
     model = ResidualVariance(shrinkage=0.0, full=True)
     step = 0.02
-    learning = Learning(Quantiles(16, QEM(4, model)), 100_000, Steps((step,)), record_every=100_000, belief_rate=1e-6)
+    learning = Learning(Quantiles(16, QEM(4, model)), 100_000, Steps((step,)), record_every=100_000, variance_rate=1e-6)
     variance_state = learn(mdp, learning, range(2), policy=np.zeros(1, int)).variance_state
     assert variance_state is not None
     assert variance_state.innovations is not None
@@ -73,7 +73,7 @@ def test_q_is_the_estimate_with_the_evidence_of_each_state_and_action(model: Est
     heads = 2 if {"twin", "heads"} & set(model.needs) else 1
     representation = Quantiles(8, qem, num_heads=heads)
     mdp = frozen_lake()
-    history = learn(mdp, Learning(representation, 400, record_every=400, belief_rate=0.05), [3])
+    history = learn(mdp, Learning(representation, 400, record_every=400, variance_rate=0.05), [3])
     rows = history.table[0].reshape(*history.table.shape[1:3], heads, 8)
     visits = history.counts[0, -1].sum(-1)
     variance_state = history.variance_state

@@ -54,7 +54,7 @@ def wants_gradient(array: Array) -> bool:
 def view(array: Array) -> np.ndarray:
     """The numbers of an array that `is_on_host`, in NumPy; copied only if NumPy has no such dtype."""
     if compat.is_torch_array(array):
-        array = widened(array.detach()).numpy()
+        array = promote(array.detach()).numpy()
     return np.asarray(array)
 
 
@@ -91,7 +91,7 @@ def eye(size: int, model: Array) -> Array:
     return constant(np.eye(size), model)
 
 
-def lifted(array: Array, rank: int) -> Array:
+def add_axes(array: Array, rank: int) -> Array:
     """`array` with axes of size one before its own, up to `rank` in all."""
     missing = rank - array.ndim
     return array if missing <= 0 else namespace(array).reshape(array, (1,) * missing + tuple(array.shape))
@@ -110,7 +110,7 @@ def in_dtype(array: Array, dtype: Any) -> Array:
     return array if array.dtype == dtype else namespace(array).astype(array, dtype)
 
 
-def widened(array: Array) -> Array:
+def promote(array: Array) -> Array:
     """`array`, in float32 if it is narrower: sixteen bits are too few to add up and to solve in."""
     return array if array.dtype.itemsize >= 4 else in_dtype(array, namespace(array).float32)
 
@@ -131,7 +131,7 @@ def ndtri(levels: Array) -> Array:
 
 # Wichura (1988), algorithm AS 241, routine PPND16, for |τ − 1/2| up to 0.425 and beyond: numerator and
 # denominator, highest power first. Its third pair serves levels below exp(−25), which never get here.
-_CENTRE = (
+_CENTER = (
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457)
     + (13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.3871328727963666080),
     (5226.4952788528545610, 28729.085735721942674, 39307.895800092710610, 21213.794301586595867)
@@ -152,8 +152,8 @@ def _rational_ndtri(levels: Array) -> Array:
     central = xp.abs(offset) <= 0.425
     near = 0.180625 - offset * offset
     far = xp.sqrt(-xp.log(xp.minimum(levels, 1 - levels))) - 1.6
-    numerator = xp.where(central, offset * _horner(_CENTRE[0], near), xp.sign(offset) * _horner(_TAIL[0], far))
-    return numerator / xp.where(central, _horner(_CENTRE[1], near), _horner(_TAIL[1], far))
+    numerator = xp.where(central, offset * _horner(_CENTER[0], near), xp.sign(offset) * _horner(_TAIL[0], far))
+    return numerator / xp.where(central, _horner(_CENTER[1], near), _horner(_TAIL[1], far))
 
 
 def _horner(coefficients: tuple[float, ...], x: Array) -> Array:

@@ -24,7 +24,6 @@ class BiasVariance(NamedTuple):
 
     @property
     def mse(self) -> Float[Array, "*batch"] | float:
-        """The mean squared error."""
         return self.bias**2 + self.variance
 
 
@@ -35,7 +34,7 @@ def estimation_error(
     levels = np.asarray(levels, dtype=np.float64)
     weights = estimator.weights(levels)[..., 0, :]
     bias = (weights * distribution.quantile(levels)).sum(-1) - distribution.mean
-    return BiasVariance(bias, noise.variance_of(weights, distribution, levels))
+    return BiasVariance(bias, noise.error_variance(weights, distribution, levels))
 
 
 def efficiency(

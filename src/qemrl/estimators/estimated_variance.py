@@ -1,10 +1,10 @@
 """Models of V that look at more than the levels: at time, at counts, at other estimates of the same quantiles.
 
 A model of `variance` is fixed: it knows levels and nothing else. A model of this module says in `needs` which fields of
-`VarianceInputs` it looks at, and gives a V for each set of quantiles: a variance for each level, or with `full` the whole
-covariance, for generalized least squares. Only ratios matter, here as there.
+`VarianceInputs` it looks at, and gives a V for each set of quantiles: a variance for each level, or with `full` the
+whole covariance, for generalized least squares. Only ratios matter, here as there.
 
-The quantiles whose mean is sought must not be their own evidence. A value that chance moved up looks precise to its
+V must not be estimated from the quantiles whose mean is sought. A value that chance moved up looks precise to its
 neighbors below and noisy to those above, and the fit then follows chance: on two modes the variance of the estimate
 doubles. Hence an EMA network, a twin, other heads.
 """
@@ -35,7 +35,7 @@ class VarianceInputs(NamedTuple):
     """How often each distribution was learned from."""
 
     ema: Float[Array, "*batch n"] | None = None
-    """The same quantiles from an EMA network of what learns them."""
+    """The same quantiles from an EMA of the network that learns them."""
 
     twin: Float[Array, "*batch n"] | None = None
     """The same quantiles from another learner."""
@@ -52,7 +52,7 @@ class VarianceInputs(NamedTuple):
 
 @runtime_checkable
 class EstimatedVariance(Protocol):
-    """A model of V that needs evidence."""
+    """A model of V that is estimated from `VarianceInputs`."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class DecayingVariance:
     """V that becomes the identity with time: 1 + (v − 1) · (1 + step / over_steps)^−power (the paper's first idea)."""
 
     initial: VarianceModel = field(default_factory=lambda: TailVariance(1.5))
-    """v, where learning begins."""
+    """v, at the first step."""
 
     over_steps: int = 100_000
     """How many steps it takes to halve what differs from one, with a power of 1."""
@@ -130,10 +130,9 @@ class CountedVariance:
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Float[Array, "*batch n"]:
-        """The variances for each distribution."""
         del rising
         visits = backend.like(variance_inputs.visits, levels, "visits")[..., None]
-        levels, visits = _aligned(levels, visits)
+        levels, visits = _align(levels, visits)
         return 1 + (self.initial(levels) - 1) * (visits + 1) ** -self.power
 
 
@@ -172,26 +171,24 @@ class SparsityVariance:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The source."""
         return (self.source,)
 
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
-        """V for each distribution."""
-        levels, values = _aligned(levels, backend.like(getattr(variance_inputs, self.source), levels, self.source))
+        levels, values = _align(levels, backend.like(getattr(variance_inputs, self.source), levels, self.source))
         slopes = slope(values, levels, self.reach, rising)
         if not self.full:
-            return shrunk(levels * (1 - levels) * slopes**self.power, self.shrinkage)
+            return shrink(levels * (1 - levels) * slopes**self.power, self.shrinkage)
         xp = namespace(levels)
         rows, cols = levels[..., :, None], levels[..., None, :]
         bridge = xp.minimum(rows, cols) - rows * cols
         one, other = slopes[..., :, None], slopes[..., None, :]
         if self.power == 2:
-            return shrunk_matrix(bridge * one * other, self.shrinkage)
+            return shrink_matrix(bridge * one * other, self.shrinkage)
         both = one + other
         # 1 / (1/a + 1/b) = ab / (a + b), which is zero and not undefined where both are.
-        return shrunk_matrix(bridge * one * other / xp.where(both > 0, both, xp.ones_like(both)), self.shrinkage)
+        return shrink_matrix(bridge * one * other / xp.where(both > 0, both, xp.ones_like(both)), self.shrinkage)
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,6 @@ class HeadsVariance:
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
-        """V for each distribution."""
         del rising
         heads = backend.like(variance_inputs.heads, levels, "heads")
         if heads.shape[-2] < 2:
@@ -220,8 +216,8 @@ class HeadsVariance:
         xp = namespace(heads)
         apart = heads - xp.mean(heads, axis=-2, keepdims=True)
         if self.full:
-            return shrunk_matrix(backend.dot(xp.matrix_transpose(apart), apart), self.shrinkage)
-        return shrunk(xp.sum(apart * apart, axis=-2), self.shrinkage)
+            return shrink_matrix(backend.dot(xp.matrix_transpose(apart), apart), self.shrinkage)
+        return shrink(xp.sum(apart * apart, axis=-2), self.shrinkage)
 
 
 @dataclass(frozen=True)
@@ -248,21 +244,21 @@ class ResidualVariance:
     ) -> Variances:
         """V for each distribution, or one for all."""
         del rising
-        levels, curvature = _aligned(levels, backend.like(variance_inputs.curvature, levels, "curvature"))
+        levels, curvature = _align(levels, backend.like(variance_inputs.curvature, levels, "curvature"))
         innovations = backend.like(variance_inputs.innovations, levels, "innovations")
-        innovations = backend.lifted(innovations, curvature.ndim + self.full)
+        innovations = backend.add_axes(innovations, curvature.ndim + self.full)
         xp = namespace(levels)
         mean = xp.mean(curvature, axis=-1, keepdims=True)
         curvature = xp.maximum(curvature, FLOOR * xp.where(mean > 0, mean, xp.ones_like(mean)))
         if self.full:
-            return shrunk_matrix(innovations / (curvature[..., :, None] + curvature[..., None, :]), self.shrinkage)
-        return shrunk(innovations / curvature, self.shrinkage)
+            return shrink_matrix(innovations / (curvature[..., :, None] + curvature[..., None, :]), self.shrinkage)
+        return shrink(innovations / curvature, self.shrinkage)
 
 
-def _aligned(levels: Float[Array, "*shared n"], other: Array) -> tuple[Array, Array]:
+def _align(levels: Float[Array, "*shared n"], other: Array) -> tuple[Array, Array]:
     """Both with as many axes as the one that has more."""
     rank = max(levels.ndim, other.ndim)
-    return backend.lifted(levels, rank), backend.lifted(other, rank)
+    return backend.add_axes(levels, rank), backend.add_axes(other, rank)
 
 
 def slope(
@@ -275,7 +271,7 @@ def slope(
     count = values.shape[-1]
     if count < 2:
         raise ValueError("the slope of a quantile function needs at least two quantiles")
-    levels, values = _aligned(levels, values)
+    levels, values = _align(levels, values)
     xp = namespace(values)
     order = None if rising else xp.argsort(levels, axis=-1)
     if order is not None:
@@ -292,7 +288,7 @@ def slope(
     return xp.take_along_axis(slopes, xp.broadcast_to(back, slopes.shape), axis=-1)
 
 
-def shrunk(variances: Float[Array, "*batch n"], shrinkage: float) -> Float[Array, "*batch n"]:
+def shrink(variances: Float[Array, "*batch n"], shrinkage: float) -> Float[Array, "*batch n"]:
     """The variances over their mean, mixed with ones."""
     xp = namespace(variances)
     mean = xp.mean(variances, axis=-1, keepdims=True)
@@ -300,10 +296,10 @@ def shrunk(variances: Float[Array, "*batch n"], shrinkage: float) -> Float[Array
     return (1 - shrinkage) * scaled + (shrinkage + FLOOR)
 
 
-def shrunk_matrix(covariance: Float[Array, "*batch n n"], shrinkage: float) -> Float[Array, "*batch n n"]:
+def shrink_matrix(covariance: Float[Array, "*batch n n"], shrinkage: float) -> Float[Array, "*batch n n"]:
     """The covariance over its mean variance, mixed with the identity."""
     xp = namespace(covariance)
-    eye = backend.lifted(backend.eye(covariance.shape[-1], covariance), covariance.ndim)
+    eye = backend.add_axes(backend.eye(covariance.shape[-1], covariance), covariance.ndim)
     mean = xp.sum(covariance * eye, axis=(-2, -1), keepdims=True) / covariance.shape[-1]
     scaled = covariance / xp.where(mean > 0, mean, xp.ones_like(mean))
     return (1 - shrinkage) * scaled + (shrinkage + FLOOR) * eye

@@ -34,23 +34,6 @@ class Moments(NamedTuple):
     excess_kurtosis: Float[Array, "*batch"]
 
 
-@runtime_checkable
-class Estimator(Protocol):
-    """What agents and diagnostics ask of an estimator that is linear in the quantiles."""
-
-    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch rows n"]:
-        """The weights of each coefficient; those of the mean are the first row."""
-        ...
-
-    def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
-        """The estimate of Q."""
-        ...
-
-    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
-        """Estimates of mean, variance, skewness and excess kurtosis."""
-        ...
-
-
 Requirement = Literal["mean", "distribution", "quantiles"]
 """What must be known of the returns: their mean is enough, or a distribution of any form, or quantiles of it."""
 
@@ -74,6 +57,19 @@ class Statistic(Protocol):
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q."""
+        ...
+
+
+@runtime_checkable
+class Estimator(Statistic, Protocol):
+    """What agents and diagnostics ask of an estimator of Q that is linear in the quantiles."""
+
+    def weights(self, levels: Any, probs: Any = None) -> Float[Array, "*batch rows n"]:
+        """The weights of each coefficient; those of the mean are the first row."""
+        ...
+
+    def moments(self, values: Any, levels: Any, probs: Any = None) -> Moments:
+        """Estimates of mean, variance, skewness and excess kurtosis."""
         ...
 
 
@@ -103,7 +99,7 @@ class EmpiricalMean:
         sample = read_sample(values, levels, probs, order=1)
         mean = _average(sample.values, sample.known)
         centered = sample.values - mean[..., None]
-        return _standardized(sample, mean, *(_average(centered**k, sample.known) for k in (2, 3, 4)))
+        return _standardize(sample, mean, *(_average(centered**k, sample.known) for k in (2, 3, 4)))
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class QEM:
     with V⁻¹. The intercept is then an estimate of the mean: W[0]·θ, W = (X'V⁻¹X)⁻¹X'V⁻¹ (the paper's Lemma 4.1).
 
     For one set of levels (N,) that can be read, such as NumPy levels inside or outside `jit`, W is computed once
-    in float64 and kept, and the mean is one dot product. For sampled levels W comes from a batched Cholesky solve
+    in float64 and cached, and the mean is one dot product. For sampled levels W comes from a batched Cholesky solve
     in the dtype of the values.
     """
 
@@ -124,7 +120,7 @@ class QEM:
     variance: VarianceModel | EstimatedVariance | Literal["auto"] = ConstantVariance()
     """V: how noisy the quantile at each level is. "auto" stands for `AUTO`, a choice of all three fields.
 
-    A model of `variance_inputs` needs evidence with every call; `needs` names it.
+    A model of `estimated_variance` takes `VarianceInputs` with every call; `needs` names the fields.
     """
 
     basis: BasisName = "hermite"
@@ -134,7 +130,7 @@ class QEM:
 
     def __post_init__(self) -> None:
         if isinstance(self.variance, str):
-            self._take_auto()
+            self._set_auto()
         if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer):
             raise ValueError(f"order must be a whole number, got {self.order!r}")
         if not 1 <= self.order <= MAX_ORDER:
@@ -147,9 +143,9 @@ class QEM:
             hash(self.variance)
         except TypeError:
             kind = type(self.variance).__name__
-            raise ValueError(f"weights are kept by variance, so {kind} must be hashable: freeze it") from None
+            raise ValueError(f"weights are cached by variance, so {kind} must be hashable: freeze it") from None
 
-    def _take_auto(self) -> None:
+    def _set_auto(self) -> None:
         if self.variance != "auto":
             raise ValueError(f"variance must be a function from levels to variances, or 'auto'; got {self.variance!r}")
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "variance"}
@@ -176,7 +172,7 @@ class QEM:
 
     @property
     def with_fixed_variance(self) -> "QEM":
-        """Itself, or where V needs evidence the same with equal variances."""
+        """Itself, or where V is estimated the same with equal variances."""
         return replace(self, variance=ConstantVariance()) if self.needs else self
 
     def weights(
@@ -184,13 +180,11 @@ class QEM:
     ) -> Float[Array, "*batch order n"]:
         """The weights W of each coefficient; `coefficients` are W θ."""
         model = backend.as_array(levels, "levels")
-        known = self._believed(read_levels(levels, probs, self.order), variance_inputs)
+        known = self._add_inputs(read_levels(levels, probs, self.order), variance_inputs)
         scale = norms(self.basis, self.order)
         if known.fixed:
             return backend.like(self._fixed_weights(known) / scale[:, None], model, "levels")
-        rows = [
-            row / float(norm) for row, norm in zip(self._sampled_weights(known, variance_inputs), scale, strict=True)
-        ]
+        rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known), scale, strict=True)]
         weights = namespace(rows[0]).stack(rows, axis=-2)
         return weights if self.needs else backend.like(weights, model, "levels")
 
@@ -199,10 +193,10 @@ class QEM:
     ) -> Float[Array, "*batch"]:
         """The estimate of Q, W[0]·θ."""
         sample = read_sample(values, levels, probs, self.order)
-        values, known = sample.values, self._believed(sample.known, variance_inputs, sample.values)
+        values, known = sample.values, self._add_inputs(sample.known, variance_inputs, sample.values)
         if known.fixed:
             return sample.finish(backend.dot(values, backend.constant(self._fixed_weights(known)[0], values)))
-        weights = self._sampled_mean_weights(known, variance_inputs)
+        weights = self._sampled_mean_weights(known)
         # The weights add up to one, but only to rounding: seen from one of the values, a Q of 1000 whose spread
         # is 1 keeps its digits.
         origin = values[..., :1]
@@ -226,7 +220,7 @@ class QEM:
         pairs = namespace(values).reshape(pairs, (*pairs.shape[:-2], (self.order - 1) ** 2))
         square = backend.dot(pairs, backend.constant(products.reshape(len(products), -1).T, values))
         third = backend.total(square[..., 1 : self.order] * shape)
-        return _standardized(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
+        return _standardize(sample, coefficients[..., 0], square[..., 0], third, backend.total(square * square))
 
     def coefficients(
         self, values: Any, levels: Any, probs: Any = None, variance_inputs: VarianceInputs | None = None
@@ -257,48 +251,48 @@ class QEM:
     def _orthonormal_coefficients(
         self, sample: Sample, variance_inputs: VarianceInputs | None
     ) -> Float[Array, "*batch order"]:
-        values, known = sample.values, self._believed(sample.known, variance_inputs, sample.values)
+        values, known = sample.values, self._add_inputs(sample.known, variance_inputs, sample.values)
         if known.fixed:
             return backend.dot(values, backend.constant(self._fixed_weights(known).T, values))
         origin = values[..., :1]
-        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known, variance_inputs))
+        first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known))
         return namespace(values).stack([first + origin[..., 0], *rest], axis=-1)
 
-    def _believed(self, known: Levels, variance_inputs: VarianceInputs | None, model: Array | None = None) -> Levels:
-        """The levels as they are, or where V needs evidence as levels that may have a V for each distribution."""
+    def _add_inputs(self, known: Levels, variance_inputs: VarianceInputs | None, model: Array | None = None) -> Levels:
+        """The levels as they are, or where V is estimated with what it is estimated from, and not fixed."""
         missing = [name for name in self.needs if variance_inputs is None or getattr(variance_inputs, name) is None]
         if missing:
             raise ValueError(
                 f"{type(self.variance).__name__} estimates V from {' and '.join(missing)}: "
                 f"give variance_inputs=VarianceInputs({', '.join(f'{name}=...' for name in missing)})"
             )
-        if not (self.needs and known.fixed):
+        if not self.needs:
             return known
+        if not known.fixed:
+            return known._replace(variance_inputs=variance_inputs)
         rank = 1 if model is None else model.ndim
         if model is None:
             model = next((each for each in variance_inputs or () if getattr(each, "ndim", 0)), known.levels)
         levels, probs = (
-            None if each is None else backend.lifted(backend.constant(each, model), rank)
+            None if each is None else backend.add_axes(backend.constant(each, model), rank)
             for each in (known.levels, known.probs)
         )
-        return Levels(levels, probs, fixed=False, rising=bool((np.diff(known.levels) > 0).all()))
+        return Levels(levels, probs, False, bool((np.diff(known.levels) > 0).all()), variance_inputs)
 
-    def _sampled_mean_weights(self, known: Levels, variance_inputs: VarianceInputs | None) -> Array:
+    def _sampled_mean_weights(self, known: Levels) -> Array:
         if self.full:
-            return self._correlated_weights(known, variance_inputs)[..., 0, :]
-        return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known, variance_inputs))
+            return self._correlated_weights(known)[..., 0, :]
+        return sampled_mean_weights(self.basis, self.order, known.levels, self._precision(known))
 
-    def _sampled_weights(self, known: Levels, variance_inputs: VarianceInputs | None) -> list[Array]:
+    def _sampled_weights(self, known: Levels) -> list[Array]:
         if self.full:
-            rows = self._correlated_weights(known, variance_inputs)
+            rows = self._correlated_weights(known)
             return [rows[..., k, :] for k in range(self.order)]
-        return sampled_weights(self.basis, self.order, known.levels, self._precision(known, variance_inputs))
+        return sampled_weights(self.basis, self.order, known.levels, self._precision(known))
 
-    def _correlated_weights(
-        self, known: Levels, variance_inputs: VarianceInputs | None
-    ) -> Float[Array, "*batch order n"]:
+    def _correlated_weights(self, known: Levels) -> Float[Array, "*batch order n"]:
         assert isinstance(self.variance, EstimatedVariance)
-        covariance = self.variance.estimate(known.levels, variance_inputs or VarianceInputs(), known.rising)
+        covariance = self.variance.estimate(known.levels, known.variance_inputs, known.rising)
         if known.probs is not None:
             root = namespace(known.probs).sqrt(known.probs)
             covariance = covariance / (root[..., :, None] * root[..., None, :])
@@ -306,20 +300,17 @@ class QEM:
 
     def _fixed_weights(self, known: Levels) -> Float[np.ndarray, "order n"]:
         probs = None if known.probs is None else known.probs.tobytes()
-        return _kept_weights(self, known.levels.tobytes(), probs)
+        return _cached_weights(self, known.levels.tobytes(), probs)
 
-    def _precision(
-        self, known: Levels, variance_inputs: VarianceInputs | None = None
-    ) -> Float[Array, "*batch n"] | None:
+    def _precision(self, known: Levels) -> Float[Array, "*batch n"] | None:
         """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
         levels, probs = known.levels, known.probs
         if probs is None and isinstance(self.variance, ConstantVariance):
             return None
         assert not isinstance(self.variance, str)  # "auto" is replaced when a QEM is made
         if isinstance(self.variance, EstimatedVariance):
-            return (1 if probs is None else probs) / self.variance.estimate(
-                levels, variance_inputs or VarianceInputs(), known.rising
-            )
+            variances = self.variance.estimate(levels, known.variance_inputs, known.rising)
+            return (1 if probs is None else probs) / variances
         variances = self.variance(levels) + 0 * levels
         if backend.is_on_host(variances):
             numbers = backend.read(variances)
@@ -337,7 +328,7 @@ removes most of the error of the draw."""
 
 
 @lru_cache(maxsize=256)
-def _kept_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, "order n"]:
+def _cached_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, "order n"]:
     """The weights for levels that are known in advance, computed once."""
     known = Levels(np.frombuffer(levels), None if probs is None else np.frombuffer(probs), fixed=True)
     precision = qem._precision(known)
@@ -362,7 +353,7 @@ def _average(values: Float[Array, "*batch n"], known: Levels) -> Float[Array, "*
     return _contract(values, backend.like(_shares(known.probs), values, "probs"))
 
 
-def _standardized(sample: Sample, mean: Array, second: Array, third: Array, fourth: Array) -> Moments:
+def _standardize(sample: Sample, mean: Array, second: Array, third: Array, fourth: Array) -> Moments:
     """Skewness and excess kurtosis from central moments; both are zero where the variance is."""
     xp = namespace(second)
     spread = second > 0

@@ -23,6 +23,8 @@ class Levels(NamedTuple):
     fixed: bool
     rising: bool = False
     """Whether they are known to be in increasing order."""
+    variance_inputs: Any = None
+    """What V is estimated from, where it is."""
 
 
 def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None) -> Levels:
@@ -40,7 +42,7 @@ def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None)
     given = [levels] if probs is None else [levels, probs]
     if levels.ndim == 1 and all(backend.is_on_host(x) and not backend.wants_gradient(x) for x in given):
         return Levels(backend.read(levels), None if probs is None else backend.read(probs), fixed=True)
-    model = backend.widened(levels) if model is None else model
+    model = backend.promote(levels) if model is None else model
     probs = None if probs is None else backend.like(probs, model, "probs")
     return Levels(backend.like(levels, model, "levels"), probs, fixed=False)
 
@@ -60,7 +62,7 @@ class Sample(NamedTuple):
 def read_sample(values: Any, levels: Any, probs: Any, order: int) -> Sample:
     """Checked values and levels."""
     given = backend.as_array(values, "values")
-    values = backend.widened(given)
+    values = backend.promote(given)
     levels = backend.as_array(levels, "levels")
     have, want = tuple(levels.shape), tuple(values.shape)
     if have[-1] != want[-1]:

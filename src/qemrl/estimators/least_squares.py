@@ -66,7 +66,7 @@ def correlated_weights(
     xp = backend.namespace(levels)
     design = xp.stack(columns(basis, levels, order), axis=-1)
     rank = max(design.ndim, covariance.ndim)
-    design, covariance = backend.lifted(design, rank), backend.lifted(covariance, rank)
+    design, covariance = backend.add_axes(design, rank), backend.add_axes(covariance, rank)
     design = xp.broadcast_to(design, (*covariance.shape[:-1], order))
     solved = xp.linalg.solve(covariance, design)
     gram = backend.dot(xp.matrix_transpose(design), solved)

@@ -19,7 +19,7 @@ from qemrl.estimators.variance import ConstantVariance, VarianceModel
 class Noise(Protocol):
     """The errors of quantiles, by their covariance."""
 
-    def variance_of(
+    def error_variance(
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
@@ -39,7 +39,7 @@ class IndependentNoise:
     variance: VarianceModel = ConstantVariance()
     """The variance of the error at each level."""
 
-    def variance_of(
+    def error_variance(
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors; no matrix is formed, and the distribution does not matter."""
@@ -62,7 +62,7 @@ class SampleQuantileNoise:
     num_samples: int = 1
     """n, the number of returns."""
 
-    def variance_of(
+    def error_variance(
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
@@ -83,7 +83,7 @@ class SGDNoise:
     step: float = 1.0
     """a, the step size."""
 
-    def variance_of(
+    def error_variance(
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""

@@ -123,8 +123,8 @@ class VaR(_LinearMeasure):
 class Wang(_LinearMeasure):
     """Wang's transform: β(u) = Φ(Φ⁻¹(u) + shift) and g(τ) = Φ(Φ⁻¹(τ) − shift), with IQN's sign.
 
-    On a normal distribution it is the mean plus `shift` standard deviations. Every part of the distribution counts, unlike
-    with `CVaR`.
+    On a normal distribution it is the mean plus `shift` standard deviations. Unlike with `CVaR`, every part of the
+    distribution counts.
     """
 
     shift: float = -0.75
@@ -180,7 +180,7 @@ class MeanStd:
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q; its gradient is finite also where all values are equal."""
         given = backend.as_array(values, "values")
-        moments = EmpiricalMean().moments(backend.widened(given), levels, probs)
+        moments = EmpiricalMean().moments(backend.promote(given), levels, probs)
         xp = namespace(moments.variance)
         spread = moments.variance > 0
         std = xp.sqrt(xp.where(spread, moments.variance, xp.ones_like(moments.variance)))
@@ -189,11 +189,11 @@ class MeanStd:
 
 
 def _fixed_weights(measure: _LinearMeasure, known: Levels) -> Float[np.ndarray, " n"]:
-    return _kept_weights(measure, known.levels.tobytes(), None if known.probs is None else known.probs.tobytes())
+    return _cached_weights(measure, known.levels.tobytes(), None if known.probs is None else known.probs.tobytes())
 
 
 @lru_cache(maxsize=256)
-def _kept_weights(measure: _LinearMeasure, levels: bytes, probs: bytes | None) -> Float[np.ndarray, " n"]:
+def _cached_weights(measure: _LinearMeasure, levels: bytes, probs: bytes | None) -> Float[np.ndarray, " n"]:
     """The weights for levels that are known in advance, computed once."""
     weights = _cell_weights(measure, np.frombuffer(levels), None if probs is None else np.frombuffer(probs))
     weights.flags.writeable = False

@@ -1,8 +1,8 @@
-"""Models of V: how noisy the quantile at each level is believed to be.
+"""Models of V: how noisy the quantile at each level is taken to be.
 
 A model is any pure function `levels -> variances`, positive and of the shape of `levels`, in the array library
 of `levels`. Only ratios matter: twice the variances give the same estimate. It must be hashable (functions and
-frozen dataclasses are), because weights for fixed levels are computed once and kept.
+frozen dataclasses are), because weights for fixed levels are computed once and cached.
 """
 
 import math
@@ -33,7 +33,6 @@ class ConstantVariance:
         _require_positive(self.value)
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        """The variances, one for each level."""
         return namespace(levels).full_like(levels, self.value)
 
 
@@ -56,7 +55,6 @@ class TailVariance:
             raise ValueError(f"a tail reaches from 0 to at most 0.5, got tail={self.tail}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        """The variances, one for each level."""
         inside = (levels > self.tail) & (levels < 1 - self.tail)
         return _choose(inside, 1.0, self.value, levels)
 
@@ -72,10 +70,10 @@ class BandVariance:
     """The variance inside the band."""
 
     low: float
-    """Where the band begins."""
+    """The lower end of the band."""
 
     high: float
-    """Where the band ends."""
+    """The upper end of the band."""
 
     def __post_init__(self) -> None:
         _require_positive(self.value)
@@ -83,7 +81,6 @@ class BandVariance:
             raise ValueError(f"a band needs 0 ≤ low < high ≤ 1, got low={self.low}, high={self.high}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        """The variances, one for each level."""
         inside = (levels >= self.low) & (levels <= self.high)
         return _choose(inside, self.value, 1.0, levels)
 
@@ -106,7 +103,6 @@ class SpacingVariance:
             raise ValueError(f"a larger cell must not count less: power must not be negative, got {self.power}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-        """The variances, one for each level."""
         return (levels.shape[-1] * cells(levels)) ** -self.power
 
 

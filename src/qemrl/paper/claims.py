@@ -6,17 +6,21 @@ compares a measured interval with a threshold.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+import numpy as np
+from jaxtyping import Shaped
 from matplotlib.figure import Figure
 
-from qemrl.experiments.statistics import Interval
+from qemrl.experiments.statistics import Interval, share_interval
 
 Scale = Literal["smoke", "small", "paper"]
-SCALES: tuple[str, ...] = get_args(Scale)
 """Seconds, to see that it runs; a minute, for a first answer; the size that results are reported at."""
 
 Verdict = Literal["holds", "fails", "depends"]
+
+Tick = Callable[[float], None]
+"""Told the share of the work that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,21 @@ class Claim:
     verdict: Verdict
 
 
+def check_claim(
+    name: str,
+    where: str,
+    statement: str,
+    rule: str,
+    measured: Interval,
+    meaning: str,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+) -> Claim:
+    """A claim with the verdict of its rule, which is a threshold that the measured number is above or below."""
+    return Claim(name, where, statement, rule, measured, meaning, judge(measured, above=above, below=below))
+
+
 def judge(measured: Interval, *, above: float | None = None, below: float | None = None) -> Verdict:
     """`holds` if the interval is on the claimed side of the threshold, `fails` if none of it is, else `depends`."""
     if (above is None) == (below is None):
@@ -54,6 +73,21 @@ def judge(measured: Interval, *, above: float | None = None, below: float | None
         assert below is not None
         holds, fails = measured.high < below, measured.low >= below
     return "holds" if holds else "fails" if fails else "depends"
+
+
+def count_share(hits: Shaped[np.ndarray, " n"]) -> Interval:
+    """The share of hits, which are true or one, with its interval."""
+    return share_interval(int(hits.sum()), len(hits))
+
+
+def interval_columns(interval: Interval) -> dict[str, float]:
+    """An interval as columns of a table."""
+    return {end: float(number) for end, number in interval._asdict().items()}
+
+
+def scale_tick(tick: Tick, start: float, share: float) -> Tick:
+    """What tells `tick` of a part of the work, which begins at `start` and is `share` of the whole."""
+    return lambda done: tick(start + share * done)
 
 
 @dataclass(frozen=True)
@@ -86,5 +120,5 @@ class Item:
     summary: str
     """What it shows, in a line."""
 
-    run: Callable[[Scale, int, Callable[[float], None]], Result]
-    """Takes the scale, a seed, and a function to be told the share of the work that is done (0 to 1)."""
+    run: Callable[[Scale, int, Tick], Result]
+    """Takes the scale, a seed, and what is to be told of progress."""

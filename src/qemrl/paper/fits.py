@@ -1,12 +1,11 @@
 """Four return distributions fitted from noisy quantiles, and what the mean and QEM make of them.
 
-The setting is the paper's appendix C: a normal, a mixture, an exponential and a Gumbel distribution, with normal noise of
-variance 0.25 on each quantile. The paper shows one fit of each. Here the errors of the estimators stand beside
+The setting is the paper's appendix C: a normal, a mixture, an exponential and a Gumbel distribution, with normal noise
+of variance 0.25 on each quantile. The paper shows one fit of each. Here the errors of the estimators stand beside
 them, for fixed levels (QR-DQN) and for random ones (IQN), because they tell two different stories.
 """
 
-import csv
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import matplotlib as mpl
@@ -30,10 +29,12 @@ from qemrl.estimators import (
     r_squared,
     uniform_levels,
 )
+from qemrl.paper.reproduce import write_rows
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import heading, light_grid
 
 ORDERS = (2, 3, 4)
-LAW_NAMES = ("normal", "mixture", "exponential", "gumbel")
+NAMES = ("normal", "mixture", "exponential", "gumbel")
 COLORS = {2: figures.COLORS["sky"], 3: figures.COLORS["orange"], 4: figures.COLORS["blue"]}
 
 
@@ -69,27 +70,26 @@ def fit_distributions(num_quantiles: int, noise: float, trials: int, seed: int) 
     levels = midpoints(num_quantiles)
     random_levels = uniform_levels(rng, (trials, num_quantiles))
     error_model = IndependentNoise(ConstantVariance(noise**2))
+    estimators: dict[str, Estimator] = {"mean": EmpiricalMean()}
+    estimators |= {f"QEM, order {order}": QEM(order=order) for order in ORDERS}
+
+    def measure(label: str, distribution: Distribution, values: Float[np.ndarray, " n"]) -> Row:
+        estimator, std = estimators[label], distribution.std
+        fixed, random = (estimation_error(estimator, distribution, at, error_model) for at in (levels, random_levels))
+        return Row(
+            distribution=distribution.name,
+            estimator=label,
+            r_squared=float(r_squared(estimator, values, levels)) if isinstance(estimator, QEM) else None,
+            error=float(estimator.mean(values, levels) - distribution.mean) / std,
+            rmse_fixed=float(np.sqrt(fixed.mse)) / std,
+            rmse_random=float(np.sqrt(np.mean(random.mse))) / std,
+        )
+
     results = []
-    for name in LAW_NAMES:
+    for name in NAMES:
         distribution = DISTRIBUTIONS[name]
         values = distribution.quantile(levels) + noise * rng.standard_normal(num_quantiles)
-        estimators: list[tuple[str, Estimator]] = [("mean", EmpiricalMean())]
-        estimators += [(f"QEM, order {order}", QEM(order=order)) for order in ORDERS]
-        rows = [
-            Row(
-                distribution=distribution.name,
-                estimator=label,
-                r_squared=float(r_squared(estimator, values, levels)) if isinstance(estimator, QEM) else None,
-                error=float(estimator.mean(values, levels) - distribution.mean) / distribution.std,
-                rmse_fixed=float(np.sqrt(estimation_error(estimator, distribution, levels, error_model).mse))
-                / distribution.std,
-                rmse_random=float(
-                    np.sqrt(np.mean(estimation_error(estimator, distribution, random_levels, error_model).mse))
-                )
-                / distribution.std,
-            )
-            for label, estimator in estimators
-        ]
+        rows = [measure(label, distribution, values) for label in estimators]
         results.append(Fits(distribution, levels, values, rows))
     return results
 
@@ -111,11 +111,10 @@ def draw(results: list[Fits], noise: float) -> Figure:
         handles = [Line2D([], [], ls="", marker="o", ms=5, color=figures.INK, mfc=dots[k], label=k) for k in dots]
         figure.legend(handles=handles, loc="outside lower center", ncols=2, handletextpad=0.2, fontsize=8)
         count = len(results[0].levels)
-        figure.suptitle(
+        heading(
+            figure,
             f"{count} quantiles with independent N(0, {noise**2:g}) errors: fits to one draw (above), "
             "error of the estimated mean over all draws (below)",
-            fontsize=9,
-            color=figures.INK,
         )
     return figure
 
@@ -126,7 +125,7 @@ def _draw_fit(axis: Axes, result: Fits) -> None:
     axis.plot(result.levels, result.values, ".", color=figures.MUTED, ms=3.5, label="noisy quantiles")
     for row, order in zip(result.rows[1:], ORDERS, strict=True):
         coefficients = QEM(order=order).coefficients(result.values, result.levels)
-        curve = np.polynomial.hermite_e.hermeval(_normal_quantile(grid), coefficients)
+        curve = np.polynomial.hermite_e.hermeval(DISTRIBUTIONS["normal"].quantile(grid), coefficients)
         axis.plot(grid, curve, color=COLORS[order], label=f"order {order}, R² {row.r_squared:.3f}")
     axis.set_title(result.distribution.name)
     axis.set_xlabel("level τ")
@@ -144,22 +143,12 @@ def _draw_errors(axis: Axes, result: Fits) -> None:
     axis.set_ylim(len(result.rows) - 0.4, -0.6)
     axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axis.set_xlabel("RMSE, share of the distribution's std")
-    axis.grid(axis="x", lw=0.3, color=figures.MUTED, alpha=0.5)
-    axis.set_axisbelow(True)
-
-
-def _normal_quantile(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    return DISTRIBUTIONS["normal"].quantile(levels)
+    light_grid(axis, "x")
 
 
 def write(results: list[Fits], noise: float, folder: Path) -> list[Path]:
     """Save the figure and its numbers; the paths are returned."""
     paths = figures.save(draw(results, noise), folder, "figure")
     table = folder / "data.csv"
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["distribution", "estimator", "r_squared", "error", "rmse_fixed", "rmse_random"])
-        for row in (row for result in results for row in result.rows):
-            fit = "" if row.r_squared is None else row.r_squared
-            writer.writerow([row.distribution, row.estimator, fit, row.error, row.rmse_fixed, row.rmse_random])
+    write_rows([asdict(row) for result in results for row in result.rows], table)
     return [*paths, table]

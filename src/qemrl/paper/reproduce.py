@@ -5,17 +5,18 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import qemrl
-from qemrl.paper.claims import Item, Result, Scale
+from qemrl.experiments.statistics import Interval
+from qemrl.paper.claims import Item, Result, Scale, Tick, interval_columns
 from qemrl.plotting import style as figures
 from qemrl.training.machine import code_commit
 
 
-def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[float], None]) -> Path:
+def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Tick) -> Path:
     """Run an item and write its data, figure and claims; the folder of the item is returned.
 
     Nothing is there before everything is: an interrupted run leaves what an earlier one wrote.
@@ -26,7 +27,7 @@ def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[
     partial, final = folder / f".{item.name}.partial", folder / item.name
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_rows(result.rows, partial / "data.csv")
+    write_rows(result.rows, partial / "data.csv")
     figures.save(result.figure, partial, "figure")
     report = _report(item, scale, seed, seconds, result)
     (partial / "claims.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -35,7 +36,8 @@ def run_item(item: Item, scale: Scale, seed: int, folder: Path, tick: Callable[[
     return final
 
 
-def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+def write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write rows, all with the same keys, as CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -43,11 +45,7 @@ def _write_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _report(item: Item, scale: Scale, seed: int, seconds: float, result: Result) -> dict[str, Any]:
-    claims = []
-    for claim in result.claims:
-        entry = dataclasses.asdict(claim)
-        entry["measured"] = {end: float(number) for end, number in claim.measured._asdict().items()}
-        claims.append(entry)
+    claims = [dataclasses.asdict(claim) | {"measured": interval_columns(claim.measured)} for claim in result.claims]
     return {
         "item": item.name,
         "where": item.where,
@@ -84,10 +82,7 @@ def ledger(folder: Path, items: Iterable[Item]) -> str:
     for item in items:
         report = read_report(folder, item.name)
         for claim in report["claims"] if report else []:
-            measured = claim["measured"]
-            exact = measured["low"] == measured["high"]
-            reach = "" if exact else f" [{measured['low']:.4g}, {measured['high']:.4g}]"
-            number = f"{measured['value']:.4g}{reach}: {claim['meaning']}"
+            number = f"{Interval(**claim['measured'])}: {claim['meaning']}"
             cells = (item.name, claim["name"], claim["where"], claim["statement"], number)
             escaped = " | ".join(cell.replace("|", "\\|") for cell in cells)
             lines.append(f"| {escaped} | **{claim['verdict']}** |")

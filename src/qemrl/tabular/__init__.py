@@ -1,7 +1,16 @@
 """The tabular laboratory: small processes, the exact truth about them, and learners to hold against it."""
 
-from qemrl.tabular.discrete_distribution import DiscreteDistribution, cramer, wasserstein
-from qemrl.tabular.exact import Policy, Solution, policy_values, return_distribution, sample_returns, solve
+from qemrl.tabular.exact import (
+    DiscreteDistribution,
+    Policy,
+    Solution,
+    cramer,
+    policy_values,
+    return_distribution,
+    sample_returns,
+    solve,
+    wasserstein,
+)
 from qemrl.tabular.fixed_points import (
     categorical_fixed_point,
     expectile_fixed_point,
@@ -10,17 +19,21 @@ from qemrl.tabular.fixed_points import (
     impute,
     quantile_fixed_point,
 )
-from qemrl.tabular.learning import History, Learning, learn
+from qemrl.tabular.learning import Geometric, History, Learning, Steps, learn
 from qemrl.tabular.mdp import (
     Outcome,
+    RewardDistribution,
     TabularMDP,
     chain,
+    exponential,
     from_gymnasium,
     frozen_lake,
     make_mdp,
+    normal_mixture_reward,
     random_mdp,
     toy_exponential,
     toy_uniform,
+    uniform,
 )
 from qemrl.tabular.measure import (
     Decomposition,
@@ -31,8 +44,6 @@ from qemrl.tabular.measure import (
     temporal_std,
 )
 from qemrl.tabular.representations import Categories, Expectiles, Quantiles, Representation, Scalar
-from qemrl.tabular.rewards import RewardDistribution, exponential, normal_mixture_reward, uniform
-from qemrl.tabular.schedules import Geometric, Steps
 
 __all__ = [
     "Categories",

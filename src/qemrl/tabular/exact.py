@@ -3,15 +3,77 @@
 A policy is an array of actions (states,), or of action probabilities (states, actions).
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from qemrl.tabular.discrete_distribution import DiscreteDistribution
+from qemrl.estimators.backend import Array
 from qemrl.tabular.mdp import TabularMDP
 
 Policy = Int[np.ndarray, " s"] | Float[np.ndarray, "s a"]
+
+
+@dataclass(frozen=True, eq=False)
+class DiscreteDistribution:
+    """Atoms in increasing order, with their probabilities."""
+
+    atoms: Float[np.ndarray, " n"]
+    probs: Float[np.ndarray, " n"]
+    error: float = 0.0
+    """How much probability may be misplaced: mass that was cut off, or the 95% band of a sample."""
+
+    @staticmethod
+    def from_atoms(
+        atoms: Float[np.ndarray, " n"], probs: Float[np.ndarray, " n"] | None = None
+    ) -> "DiscreteDistribution":
+        """The distribution on `atoms` in any order; equal atoms are merged, and probabilities made to add up to one."""
+        atoms = np.asarray(atoms, dtype=np.float64)
+        probs = np.full(atoms.shape, 1.0) if probs is None else np.asarray(probs, dtype=np.float64)
+        if atoms.ndim != 1 or atoms.shape != probs.shape or not len(atoms):
+            raise ValueError(f"got atoms of shape {atoms.shape} and probabilities of shape {probs.shape}")
+        if probs.min() < 0 or not probs.sum() > 0:
+            raise ValueError(f"probabilities must not be negative; the smallest is {probs.min()}")
+        merged, where = np.unique(atoms, return_inverse=True)
+        return DiscreteDistribution(merged, np.bincount(where, probs) / probs.sum())
+
+    @property
+    def mean(self) -> float:
+        return float(self.probs @ self.atoms)
+
+    @property
+    def variance(self) -> float:
+        return float(self.probs @ (self.atoms - self.mean) ** 2)
+
+    def quantile(self, levels: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The smallest atom at which the distribution function reaches the level."""
+        reached = np.searchsorted(np.cumsum(self.probs), np.asarray(levels) - 1e-12)
+        return self.atoms[np.minimum(reached, len(self.atoms) - 1)]
+
+    def cdf(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """The probability of atoms up to `x`."""
+        steps = np.concatenate([[0.0], np.cumsum(self.probs)])
+        return steps[np.searchsorted(self.atoms, x, side="right")]
+
+
+def wasserstein(first: DiscreteDistribution, second: DiscreteDistribution) -> float:
+    """The 1-Wasserstein distance W₁ = ∫ |F − G| dx."""
+    return _integrate(first, second, np.abs)
+
+
+def cramer(first: DiscreteDistribution, second: DiscreteDistribution) -> float:
+    """The Cramér distance ℓ₂ = (∫ (F − G)² dx)^½."""
+    return float(np.sqrt(_integrate(first, second, np.square)))
+
+
+def _integrate(
+    first: DiscreteDistribution, second: DiscreteDistribution, integrand: Callable[[np.ndarray], np.ndarray]
+) -> float:
+    places = np.union1d(first.atoms, second.atoms)
+    gap = first.cdf(places[:-1]) - second.cdf(places[:-1])
+    return float(integrand(gap) @ np.diff(places))
 
 
 class Solution(NamedTuple):
@@ -55,7 +117,7 @@ def policy_values(mdp: TabularMDP, policy: Policy) -> Float[np.ndarray, "s a"]:
 
 def solve(mdp: TabularMDP) -> Solution:
     """Optimal values and policy, by policy iteration; ties go to the first action."""
-    policy = _by_value_iteration(mdp)
+    policy = _iterate_values(mdp)
     for _ in range(1000):
         q = policy_values(mdp, policy)
         best = q.max(-1)
@@ -67,7 +129,7 @@ def solve(mdp: TabularMDP) -> Solution:
     raise RuntimeError("policy iteration did not settle")
 
 
-def _by_value_iteration(mdp: TabularMDP, sweeps: int = 2000) -> Int[np.ndarray, " s"]:
+def _iterate_values(mdp: TabularMDP, sweeps: int = 2000) -> Int[np.ndarray, " s"]:
     """A good policy to start from, which also ends episodes where that pays."""
     rewards, go_on = mdp.mean_rewards, mdp.discount * ~mdp.terminal
     v = np.zeros(mdp.num_states)
@@ -93,7 +155,8 @@ def return_distribution(
 
     For rewards that are numbers, by following every path until the probability of those still on their way is below
     `tolerance` (their return so far is then taken for the whole; `error` says how much mass that is). For rewards drawn
-    from distributions, the empirical distribution of `samples` returns, which takes an `rng`; `error` is then its 95% band.
+    from distributions, the empirical distribution of `samples` returns, which takes an `rng`; `error` is then its 95%
+    band.
     """
     if mdp.has_continuous_rewards:
         if rng is None:
@@ -101,7 +164,7 @@ def return_distribution(
                 f"{mdp.name} has rewards that are drawn from distributions; give an rng to sample returns with"
             )
         band = float(np.sqrt(np.log(2 / 0.05) / (2 * samples)))  # Dvoretzky, Kiefer, Wolfowitz and Massart
-        sampled = DiscreteDistribution.of(sample_returns(mdp, policy, state, samples, rng))
+        sampled = DiscreteDistribution.from_atoms(sample_returns(mdp, policy, state, samples, rng))
         return DiscreteDistribution(sampled.atoms, sampled.probs, band)
     choose = action_probs(mdp, policy)
     states, values, mass = np.array([state]), np.zeros(1), np.ones(1)
@@ -120,7 +183,7 @@ def return_distribution(
             break
     left = float(mass.sum())
     atoms, probs = np.concatenate([*done_values, values]), np.concatenate([*done_mass, mass])
-    whole = DiscreteDistribution.of(np.round(atoms, 14), probs)
+    whole = DiscreteDistribution.from_atoms(np.round(atoms, 14), probs)
     return DiscreteDistribution(whole.atoms, whole.probs, left)
 
 
@@ -149,7 +212,7 @@ def sample_returns(
         actions = _pick(choose[states], rng)
         picked = _pick(outcomes[states, actions], rng)
         place = (states, actions, picked)
-        rewards, distributions = mdp.rewards[place].copy(), mdp.distributions[place]
+        rewards, distributions = mdp.rewards[place].copy(), mdp.reward_index[place]
         for index, distribution in enumerate(mdp.reward_distributions):
             drawn = distributions == index
             rewards[drawn] += distribution.distribution.quantile(rng.random(int(drawn.sum())))

@@ -31,26 +31,17 @@ class Backup(NamedTuple):
 def backup(mdp: TabularMDP, policy: Policy, resolution: int = 1024) -> Backup:
     """The one-step mixture under a policy, with distributions of rewards taken apart into numbers."""
     probs = action_probs(mdp, policy)[:, :, None] * mdp.probs
-    distributions = [
-        np.array([0.0]),
-        *(distribution.distribution.quantile(midpoints(resolution)) for distribution in mdp.reward_distributions),
-    ]
+    random = [each.distribution.quantile(midpoints(resolution)) for each in mdp.reward_distributions]
+    numbers = [np.zeros(1), *random]
     rows = []
     for s in range(mdp.num_states):
         parts = []
         for a, k in zip(*np.nonzero(probs[s]), strict=True):
-            spread = distributions[mdp.distributions[s, a, k] + 1]
+            rewards = mdp.rewards[s, a, k] + numbers[mdp.reward_index[s, a, k] + 1]
             go_on = 0.0 if mdp.terminal[s, a, k] else mdp.discount
-            parts.append(
-                np.stack(
-                    [
-                        np.full(len(spread), probs[s, a, k] / len(spread)),
-                        mdp.rewards[s, a, k] + spread,
-                        np.full(len(spread), float(mdp.next_states[s, a, k])),
-                        np.full(len(spread), go_on),
-                    ]
-                )
-            )
+            rest = (float(mdp.next_states[s, a, k]), go_on)
+            columns = (probs[s, a, k] / len(rewards), rewards, *rest)
+            parts.append(np.stack(np.broadcast_arrays(*columns)))
         rows.append(np.concatenate(parts, axis=1))
     table = np.zeros((4, mdp.num_states, max(row.shape[1] for row in rows)))
     for s, row in enumerate(rows):
@@ -112,9 +103,9 @@ def categorical_fixed_point(
                 constant[s] += prob * kernel[:, 0]
             else:
                 system[s, :, following, :] -= prob * kernel
-    size_of_all = states * size
+    whole = states * size
     # Without an end to episodes the probabilities of a state are determined up to their sum, which is one.
-    matrix = np.concatenate([system.reshape(size_of_all, size_of_all), np.kron(np.eye(states), np.ones((1, size)))])
+    matrix = np.concatenate([system.reshape(whole, whole), np.kron(np.eye(states), np.ones((1, size)))])
     right = np.concatenate([constant.ravel(), np.ones(states)])
     solution = np.linalg.lstsq(matrix, right, rcond=None)[0]
     return solution.reshape(states, size)

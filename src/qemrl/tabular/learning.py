@@ -16,12 +16,42 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from qemrl.tabular.exact import Policy, action_probs
-from qemrl.tabular.mdp import TabularMDP
+from qemrl.tabular.mdp import RewardDistribution, TabularMDP
 from qemrl.tabular.representations import Quantiles, Representation, Row
-from qemrl.tabular.rewards import RewardDistribution
-from qemrl.tabular.schedules import Schedule, Steps
-from qemrl.tabular.variance_state import VarianceState, update_variance_state, variance_inputs_at
-from qemrl.tabular.variance_state import begin as init_variance_state
+from qemrl.tabular.variance_state import VarianceState, init_variance_state, update_variance_state, variance_inputs_at
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A schedule of constant pieces: `values[i]` until `ends[i]`, the last value for ever."""
+
+    values: tuple[float, ...]
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.ends) + 1 or list(self.ends) != sorted(self.ends):
+            raise ValueError(f"{len(self.values)} values need one end less, in increasing order; got {self.ends}")
+
+    def __call__(self, count: Int[Array, ""]) -> Float[Array, ""]:
+        """The value at a count of steps or episodes."""
+        piece = sum(((count >= end).astype(jnp.int32) for end in self.ends), jnp.zeros((), jnp.int32))
+        return jnp.asarray(self.values, jnp.float32)[piece]
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """A schedule of `base ** floor(count / every)`; the paper's ε is 0.9 ** floor(t / 100)."""
+
+    base: float
+    every: int = 1
+
+    def __call__(self, count: Int[Array, ""]) -> Float[Array, ""]:
+        """The value at a count of steps or episodes."""
+        return jnp.float32(self.base) ** (count // self.every).astype(jnp.float32)
+
+
+Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
+"""A learning rate, or a chance to explore, by a count of steps or episodes."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +79,8 @@ class Learning:
     record_every: int = 1000
     """How many transitions pass between two records."""
 
-    belief_rate: float = 1e-3
-    """The least weight of a visit in EMA networks and running moments, for estimators that V is estimated for."""
+    variance_rate: float = 1e-3
+    """The least weight of a visit in what V is estimated from: running means of rows and moments of TD errors."""
 
 
 class History(NamedTuple):
@@ -78,7 +108,7 @@ class _Model(NamedTuple):
     outcome_ends: Float[Array, "s a ends"]
     next_states: Int[Array, "s a k"]
     rewards: Float[Array, "s a k"]
-    distributions: Int[Array, "s a k"]
+    reward_index: Int[Array, "s a k"]
     terminal: Bool[Array, "s a k"]
     first_ends: Float[Array, " ends"]
     discount: Float[Array, ""]
@@ -87,6 +117,8 @@ class _Model(NamedTuple):
 
 
 class _State(NamedTuple):
+    """What one seed has learned, and where it is."""
+
     table: Float[Array, "s a d"]
     counts: Int[Array, "s a k"]
     state: Int[Array, ""]
@@ -94,6 +126,20 @@ class _State(NamedTuple):
     episodes: Int[Array, ""]
     step: Int[Array, ""]
     variance_state: VarianceState | None
+
+
+class _Transition(NamedTuple):
+    """One step of the process, and the row of the action that follows it."""
+
+    place: tuple[Int[Array, ""], Int[Array, ""]]
+    """The state and the action."""
+    outcome: Int[Array, ""]
+    reward: Float[Array, ""]
+    next_state: Int[Array, ""]
+    ends: Bool[Array, ""]
+    discount: Float[Array, ""]
+    """Zero at an end."""
+    next_row: Row
 
 
 def learn(
@@ -111,23 +157,23 @@ def learn(
     if learning.steps < 1 or learning.record_every < 1 or learning.steps % learning.record_every:
         raise ValueError(f"{learning.steps} steps are not a multiple of record_every={learning.record_every}")
     keys = jnp.stack([jax.random.key(int(seed)) for seed in seeds])
-    model = _model(mdp, learning.representation, policy)
-    start, advance, estimate = _programs(_shared(learning), mdp.reward_distributions)
+    model = _make_model(mdp, learning.representation, policy)
+    start, advance, estimate = _programs(_program_settings(learning), mdp.reward_distributions)
     state = start(model, keys)
     records = learning.steps // learning.record_every
-    kept = []
+    recorded = []
     for record in range(records):
         state = advance(model, state, keys)
         q = estimate(model, state)
-        kept.append(jax.tree.map(np.asarray, (q, state.table[:, mdp.start], state.counts, state.episodes)))
+        recorded.append(jax.tree.map(np.asarray, (q, state.table[:, mdp.start], state.counts, state.episodes)))
         tick((record + 1) / records)
-    q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*kept, strict=True))
+    q, rows, counts, episodes = (np.stack(parts, axis=1) for parts in zip(*recorded, strict=True))
     steps = learning.record_every * np.arange(1, records + 1)
     variance_state = jax.tree.map(np.asarray, state.variance_state)
     return History(steps, q, rows, counts, episodes, np.asarray(state.table), variance_state)
 
 
-def _model(mdp: TabularMDP, representation: Representation, policy: Policy | None) -> _Model:
+def _make_model(mdp: TabularMDP, representation: Representation, policy: Policy | None) -> _Model:
     def ends(probs: Float[np.ndarray, "*batch k"]) -> Float[Array, "*batch ends"]:
         return jnp.asarray(np.cumsum(probs, -1)[..., :-1], jnp.float32)
 
@@ -135,7 +181,7 @@ def _model(mdp: TabularMDP, representation: Representation, policy: Policy | Non
         ends(mdp.probs),
         jnp.asarray(mdp.next_states, jnp.int32),
         jnp.asarray(mdp.rewards, jnp.float32),
-        jnp.asarray(mdp.distributions, jnp.int32),
+        jnp.asarray(mdp.reward_index, jnp.int32),
         jnp.asarray(mdp.terminal),
         ends(mdp.initial),
         jnp.asarray(mdp.discount, jnp.float32),
@@ -144,8 +190,8 @@ def _model(mdp: TabularMDP, representation: Representation, policy: Policy | Non
     )
 
 
-def _shared(learning: Learning) -> Learning:
-    """What of the settings a program depends on."""
+def _program_settings(learning: Learning) -> Learning:
+    """The settings with what a program does not depend on left out."""
     return replace(learning, representation=learning.representation.rule(), steps=learning.record_every)
 
 
@@ -157,100 +203,118 @@ def _programs(
 
     The process is an argument of all, so that they are compiled once for each shape.
     """
-    begin, step, estimate = _build(learning, reward_distributions)
-
-    def stretch(model: _Model, state: _State, key: PRNGKeyArray) -> _State:
-        draws = jax.random.uniform(jax.random.fold_in(key, state.step), (learning.record_every, 4))
-        return jax.lax.scan(partial(step, model, key), state, draws)[0]
-
+    learner = _Learner(learning, reward_distributions)
     return (
-        jax.jit(jax.vmap(begin, (None, 0))),
-        jax.jit(jax.vmap(stretch, (None, 0, 0)), donate_argnums=1),
-        jax.jit(jax.vmap(estimate, (None, 0))),
+        jax.jit(jax.vmap(learner.init, (None, 0))),
+        jax.jit(jax.vmap(learner.advance, (None, 0, 0)), donate_argnums=1),
+        jax.jit(jax.vmap(learner.q_values, (None, 0))),
     )
 
 
-def _build(
-    learning: Learning, reward_distributions: tuple[RewardDistribution, ...]
-) -> tuple[Callable, Callable, Callable]:
-    representation = learning.representation
-    quantiles = representation if isinstance(representation, Quantiles) else None
-    heads = 1 if quantiles is None else quantiles.num_heads
+@dataclass(frozen=True)
+class _Learner:
+    """Learning of one seed."""
 
-    def begin(model: _Model, key: PRNGKeyArray) -> _State:
+    learning: Learning
+    reward_distributions: tuple[RewardDistribution, ...]
+
+    def init(self, model: _Model, key: PRNGKeyArray) -> _State:
+        representation = self.learning.representation
         table_key, state_key = jax.random.split(jax.random.fold_in(key, 2**31 - 1))
         shape = model.next_states.shape
         zero = jnp.zeros((), jnp.int32)
         first = _index(model.first_ends, jax.random.uniform(state_key))
         table = representation.init(table_key, shape[:2])
-        variance_state = init_variance_state(quantiles, table) if quantiles is not None and quantiles.needs else None
+        variance_state = None
+        if isinstance(representation, Quantiles) and representation.needs:
+            variance_state = init_variance_state(representation, table)
         return _State(table, jnp.zeros(shape, jnp.int32), first, zero, zero, zero, variance_state)
 
-    def estimate(model: _Model, now: _State, place: Any = ...) -> Float[Array, "*batch"]:
+    def advance(self, model: _Model, state: _State, key: PRNGKeyArray) -> _State:
+        """Learn until the next record."""
+        draws = jax.random.uniform(jax.random.fold_in(key, state.step), (self.learning.record_every, 4))
+        return jax.lax.scan(partial(self.step, model, key), state, draws)[0]
+
+    def q_values(self, model: _Model, now: _State, place: Any = ...) -> Float[Array, "*batch"]:
         """Q of all actions, in a state or in all."""
-        rows = now.table[place]
-        if quantiles is None or now.variance_state is None:
+        rows, representation = now.table[place], self.learning.representation
+        if now.variance_state is None:
             return rows @ model.weights
+        assert isinstance(representation, Quantiles)
         visits = now.counts[place].sum(-1)
-        return quantiles.q(rows, variance_inputs_at(quantiles, now.variance_state, rows, now.step, visits, place))
+        inputs = variance_inputs_at(representation, now.variance_state, rows, now.step, visits, place)
+        return representation.q(rows, inputs)
 
-    def greedy(model: _Model, now: _State, state: Int[Array, ""]) -> Int[Array, ""]:
-        return jnp.argmax(estimate(model, now, state)).astype(jnp.int32)
+    def greedy_action(self, model: _Model, now: _State, state: Int[Array, ""]) -> Int[Array, ""]:
+        return jnp.argmax(self.q_values(model, now, state)).astype(jnp.int32)
 
-    def act(model: _Model, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
+    def act(self, model: _Model, now: _State, explore: Float[Array, ""], which: Float[Array, ""]) -> Int[Array, ""]:
+        """The action of the policy, or in control that of ε-greedy."""
         if model.policy_ends is not None:
             return _index(model.policy_ends[now.state], which)
         actions = model.next_states.shape[1]
-        count = now.step if learning.epsilon_counts == "steps" else now.episodes
+        count = now.step if self.learning.epsilon_counts == "steps" else now.episodes
         random = jnp.minimum((which * actions).astype(jnp.int32), actions - 1)
-        return jnp.where(explore < learning.epsilon(count), random, greedy(model, now, now.state))
+        return jnp.where(explore < self.learning.epsilon(count), random, self.greedy_action(model, now, now.state))
 
-    def draw_reward(key: PRNGKeyArray, distribution: Int[Array, ""]) -> Float[Array, ""]:
-        branches = [lambda _: jnp.zeros(()), *(reward.draw for reward in reward_distributions)]
-        return jax.lax.switch(distribution + 1, branches, key)
-
-    def step(model: _Model, key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
-        action = act(model, now, draws[0], draws[1])
-        outcome = _index(model.outcome_ends[now.state, action], draws[2])
-        place = (now.state, action, outcome)
-        reward, following, ends = model.rewards[place], model.next_states[place], model.terminal[place]
-        if reward_distributions:
-            reward = reward + draw_reward(
-                jax.random.fold_in(jax.random.fold_in(key, 1), now.step), model.distributions[place]
-            )
-        if model.policy_ends is not None:
-            next_action = _index(model.policy_ends[following], draws[3])
-        else:
-            next_action = greedy(model, now, following)
-        row = now.table[now.state, action]
-        discount = model.discount * (1 - ends.astype(jnp.float32))
-        next_row = now.table[following, next_action]
-        direction = representation.update(row, reward, discount, next_row)
-        if heads > 1:
-            mask_key = jax.random.fold_in(jax.random.fold_in(key, 2), now.step)
-            chosen = jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
-            direction = jnp.where(chosen, direction, 0.0)
-        variance_state = now.variance_state
-        if quantiles is not None and variance_state is not None:
-            seen = now.counts[now.state, action].sum()
-            rate = jnp.maximum(learning.belief_rate, 1 / (seen.astype(jnp.float32) + 1))
-            targets = reward + discount * next_row
-            variance_state = update_variance_state(quantiles, variance_state, (now.state, action), row, targets, rate)
-        row = row + learning.learning_rate(now.step) * direction
+    def step(self, model: _Model, key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> tuple[_State, None]:
+        """Act, learn from what happens, and go on to the next state, or to the first of the next episode."""
+        seen = self.transition(model, key, now, draws)
+        row = now.table[seen.place]
+        new_row = row + self.learning.learning_rate(now.step) * self.direction(key, now, row, seen)
         age = now.age + 1
-        over = ends if learning.max_episode_steps is None else ends | (age >= learning.max_episode_steps)
+        limit = self.learning.max_episode_steps
+        over = seen.ends if limit is None else seen.ends | (age >= limit)
         first = _index(model.first_ends, draws[3])  # at an end the draw of the next action does not count
         return _State(
-            now.table.at[now.state, action].set(row),
-            now.counts.at[place].add(1),
-            jnp.where(over, first, following),
+            now.table.at[seen.place].set(new_row),
+            now.counts.at[*seen.place, seen.outcome].add(1),
+            jnp.where(over, first, seen.next_state),
             jnp.where(over, 0, age),
             now.episodes + over.astype(jnp.int32),
             now.step + 1,
-            variance_state,
+            self.variance_state(now, row, seen),
         ), None
 
-    return begin, step, estimate
+    def transition(self, model: _Model, key: PRNGKeyArray, now: _State, draws: Float[Array, "4"]) -> _Transition:
+        """What happens in this state, and the row of the action that is evaluated in the next."""
+        action = self.act(model, now, draws[0], draws[1])
+        outcome = _index(model.outcome_ends[now.state, action], draws[2])
+        place = (now.state, action, outcome)
+        reward, next_state, ends = model.rewards[place], model.next_states[place], model.terminal[place]
+        if self.reward_distributions:
+            reward_key = jax.random.fold_in(jax.random.fold_in(key, 1), now.step)
+            branches = [lambda _: jnp.zeros(()), *(each.draw for each in self.reward_distributions)]
+            reward = reward + jax.lax.switch(model.reward_index[place] + 1, branches, reward_key)
+        if model.policy_ends is not None:
+            next_action = _index(model.policy_ends[next_state], draws[3])
+        else:
+            next_action = self.greedy_action(model, now, next_state)
+        discount = model.discount * (1 - ends.astype(jnp.float32))
+        next_row = now.table[next_state, next_action]
+        return _Transition((now.state, action), outcome, reward, next_state, ends, discount, next_row)
+
+    def direction(self, key: PRNGKeyArray, now: _State, row: Row, seen: _Transition) -> Row:
+        """Where the row moves; of several heads, each learns from a random half of the transitions."""
+        representation = self.learning.representation
+        direction = representation.update(row, seen.reward, seen.discount, seen.next_row)
+        heads = representation.num_heads if isinstance(representation, Quantiles) else 1
+        if heads == 1:
+            return direction
+        mask_key = jax.random.fold_in(jax.random.fold_in(key, 2), now.step)
+        learns = jnp.repeat(jax.random.bernoulli(mask_key, shape=(heads,)), row.size // heads)
+        return jnp.where(learns, direction, 0.0)
+
+    def variance_state(self, now: _State, row: Row, seen: _Transition) -> VarianceState | None:
+        """What V is estimated from, after this transition."""
+        representation = self.learning.representation
+        if now.variance_state is None:
+            return None
+        assert isinstance(representation, Quantiles)
+        visits = now.counts[seen.place].sum()
+        rate = jnp.maximum(self.learning.variance_rate, 1 / (visits.astype(jnp.float32) + 1))
+        targets = seen.reward + seen.discount * seen.next_row
+        return update_variance_state(representation, now.variance_state, seen.place, row, targets, rate)
 
 
 def _index(ends: Float[Array, " k"], draw: Float[Array, ""]) -> Int[Array, ""]:

@@ -4,14 +4,72 @@ For each state and action there is a list of outcomes: a probability, the next s
 ends. Lists are padded with outcomes of probability zero, so that a process is a handful of arrays.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from qemrl.tabular.rewards import RewardDistribution, exponential, normal_mixture_reward, uniform
+from qemrl.estimators.distributions import Distribution, normal_mixture
+
+
+@dataclass(frozen=True)
+class RewardDistribution:
+    """The distribution of a random reward, known exactly, and a way to draw from it inside a compiled program."""
+
+    distribution: Distribution
+    """Quantiles, mean and standard deviation."""
+
+    draw: Callable[[PRNGKeyArray], Float[Array, ""]]
+    """One reward, from a JAX key."""
+
+
+def uniform(low: float, high: float) -> RewardDistribution:
+    """A reward that is uniform between `low` and `high`."""
+    if not low < high:
+        raise ValueError(f"low must be less than high, got {low} and {high}")
+    width = high - low
+    distribution = Distribution(
+        f"U({low:g}, {high:g})",
+        lambda levels: low + width * levels,
+        lambda levels: np.full_like(levels, width),
+        mean=(low + high) / 2,
+        std=width / math.sqrt(12),
+    )
+    return RewardDistribution(distribution, lambda key: jax.random.uniform(key, minval=low, maxval=high))
+
+
+def exponential(mean: float) -> RewardDistribution:
+    """A reward that is exponential with the given mean."""
+    if not mean > 0:
+        raise ValueError(f"the mean must be positive, got {mean}")
+    distribution = Distribution(
+        f"Exp, mean {mean:g}",
+        lambda levels: -mean * np.log1p(-levels),
+        lambda levels: mean / (1 - levels),
+        mean=mean,
+        std=mean,
+    )
+    return RewardDistribution(distribution, lambda key: mean * jax.random.exponential(key))
+
+
+def normal_mixture_reward(
+    weights: tuple[float, ...], means: tuple[float, ...], stds: tuple[float, ...]
+) -> RewardDistribution:
+    """A reward from a mixture of normal distributions."""
+    distribution = normal_mixture(weights, means, stds)
+
+    def draw(key: PRNGKeyArray) -> Float[Array, ""]:
+        which, noise = jax.random.split(key)
+        part = jax.random.choice(which, len(weights), p=jnp.asarray(weights, jnp.float32))
+        center, std = (jnp.asarray(x, jnp.float32)[part] for x in (means, stds))
+        return center + std * jax.random.normal(noise)
+
+    return RewardDistribution(distribution, draw)
 
 
 class Outcome(NamedTuple):
@@ -32,7 +90,7 @@ class TabularMDP:
     next_states: Int[np.ndarray, "s a k"]
     rewards: Float[np.ndarray, "s a k"]
     """The reward, or what is added to it if there is a distribution."""
-    distributions: Int[np.ndarray, "s a k"]
+    reward_index: Int[np.ndarray, "s a k"]
     """Which of `reward_distributions` the reward is drawn from; −1 where it is a number."""
     terminal: Bool[np.ndarray, "s a k"]
     discount: float
@@ -55,13 +113,13 @@ class TabularMDP:
     @property
     def has_continuous_rewards(self) -> bool:
         """True if some reward is drawn from a distribution."""
-        return bool((self.distributions >= 0).any())
+        return bool((self.reward_index >= 0).any())
 
     @property
     def mean_rewards(self) -> Float[np.ndarray, "s a k"]:
         """The expected reward of each outcome."""
-        means = np.array([distribution.distribution.mean for distribution in self.reward_distributions] + [0.0])
-        return self.rewards + means[self.distributions]
+        means = np.array([each.distribution.mean for each in self.reward_distributions] + [0.0])
+        return self.rewards + means[self.reward_index]
 
     @property
     def start(self) -> int:
@@ -101,7 +159,7 @@ def make_mdp(
     width = max(len(row) for state in outcomes for row in state)
     shape = (states, actions, width)
     probs, rewards = np.zeros(shape), np.zeros(shape)
-    next_states, distributions = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
+    next_states, reward_index = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
     terminal = np.ones(shape, dtype=bool)
     found: list[RewardDistribution] = []
     for s, row in enumerate(outcomes):
@@ -114,7 +172,7 @@ def make_mdp(
                 if isinstance(reward, RewardDistribution):
                     if reward not in found:
                         found.append(reward)
-                    distributions[s, a, k] = found.index(reward)
+                    reward_index[s, a, k] = found.index(reward)
                 else:
                     rewards[s, a, k] = reward
     return TabularMDP(
@@ -122,10 +180,10 @@ def make_mdp(
         probs,
         next_states,
         rewards,
-        distributions,
+        reward_index,
         terminal,
         discount,
-        _initial(initial, states),
+        _initial_probs(initial, states),
         tuple(found),
         grid,
     )
@@ -150,7 +208,7 @@ def _check_outcomes(s: int, a: int, listed: Sequence, states: int) -> None:
         raise ValueError(f"{place}: the probabilities add up to {total:.10g}, not to one")
 
 
-def _initial(initial: int | Sequence[float], states: int) -> Float[np.ndarray, " s"]:
+def _initial_probs(initial: int | Sequence[float], states: int) -> Float[np.ndarray, " s"]:
     if isinstance(initial, int | np.integer):
         if not 0 <= initial < states:
             raise ValueError(f"there is no first state {initial}; states are 0 to {states - 1}")
@@ -228,7 +286,7 @@ def toy_exponential(means: tuple[float, float] = (1.2, 1.0), discount: float = 1
     scaled = [exponential(mean / discount**2) for mean in means]
     start = [[Outcome(1.0, 1, 0.0, False)], [Outcome(1.0, 2, 0.0, False)]]
     walk = [[[Outcome(1.0, s + 2, 0.0, False)]] * 2 for s in (1, 2)]
-    ends = [[[Outcome(1.0, s, distribution, True)]] * 2 for s, distribution in ((3, scaled[0]), (4, scaled[1]))]
+    ends = [[[Outcome(1.0, s, reward, True)]] * 2 for s, reward in ((3, scaled[0]), (4, scaled[1]))]
     return make_mdp([start, *walk, *ends], discount, name="Exponential rewards")
 
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from qemrl.tabular.discrete_distribution import DiscreteDistribution, wasserstein
-from qemrl.tabular.exact import Policy, action_probs, policy_values, solve
+from qemrl.tabular.exact import DiscreteDistribution, Policy, action_probs, policy_values, solve, wasserstein
 from qemrl.tabular.learning import History
 from qemrl.tabular.mdp import TabularMDP
 from qemrl.tabular.representations import Categories, Quantiles, Representation
@@ -29,7 +28,7 @@ class Decomposition(NamedTuple):
 def decompose(mdp: TabularMDP, history: History, policy: Policy | None = None) -> Decomposition:
     """Equation (1) for the learned estimates; without a policy, for the greedy one against the optimal values.
 
-    The sampled operator averages over the outcomes seen so far, with expected rewards for those drawn from distributions.
+    The sampled operator averages over the outcomes seen so far, with expected rewards for those that are random.
     """
     truth = solve(mdp).q if policy is None else policy_values(mdp, policy)
     values = history.q.max(-1) if policy is None else (history.q * action_probs(mdp, policy)).sum(-1)
@@ -58,9 +57,9 @@ def start_distances(
 def as_distribution(representation: Representation, row: Float[np.ndarray, " d"]) -> DiscreteDistribution:
     """The distribution that a learned row of quantiles or probabilities stands for."""
     if isinstance(representation, Quantiles):
-        return DiscreteDistribution.of(row)
+        return DiscreteDistribution.from_atoms(row)
     if isinstance(representation, Categories):
-        return DiscreteDistribution.of(representation.support, np.maximum(row, 0))
+        return DiscreteDistribution.from_atoms(representation.support, np.maximum(row, 0))
     raise ValueError(f"a row of {type(representation).__name__} stands for no single distribution")
 
 

@@ -66,23 +66,22 @@ class Quantiles:
 
     @property
     def size(self) -> int:
-        """The length of a row."""
         return self.num_heads * self.num_quantiles
 
     @property
     def needs(self) -> tuple[str, ...]:
         """What the estimator looks at besides the quantiles."""
-        return self.estimator.needs if isinstance(self.estimator, QEM) else ()
+        return self.estimator.needs
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
-        """The weights that make Q of a row; where the estimator needs evidence there are none, and these are zeros."""
+        """The weights that make Q of a row; where V is estimated there are none, and these are zeros."""
         if self.needs:
             return np.zeros(self.size)
         weights = self.estimator.weights(midpoints(self.num_quantiles))[0]
         return np.tile(weights / self.num_heads, self.num_heads)
 
     def rule(self) -> "Quantiles":
-        """The same with the plain mean, unless the estimator needs evidence."""
+        """The same with the plain mean, unless V is estimated."""
         return self if self.needs else replace(self, estimator=EmpiricalMean())
 
     def heads(self, rows: Float[Array, "*batch d"]) -> Float[Array, "*batch heads n"]:
@@ -90,13 +89,12 @@ class Quantiles:
         return rows.reshape(*rows.shape[:-1], self.num_heads, self.num_quantiles)
 
     def q(self, rows: Float[Array, "*batch d"], variance_inputs: VarianceInputs) -> Float[Array, "*batch"]:
-        """Q of rows, by an estimator that needs evidence on the quantiles of each head."""
+        """Q of rows, by an estimator that V is estimated for."""
         assert isinstance(self.estimator, QEM)
         estimates = self.estimator.mean(self.heads(rows), midpoints(self.num_quantiles), None, variance_inputs)
         return jnp.mean(estimates, axis=-1)
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Uniform rows."""
         return jax.random.uniform(key, (*shape, self.size), minval=self.low, maxval=self.high)
 
     def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
@@ -133,12 +131,10 @@ class Categories:
 
     @property
     def size(self) -> int:
-        """The length of a row."""
         return self.num_atoms
 
     @property
     def support(self) -> Float[np.ndarray, " d"]:
-        """The atoms."""
         return np.linspace(self.low, self.high, self.num_atoms)
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
@@ -146,7 +142,6 @@ class Categories:
         return self.support
 
     def rule(self) -> "Categories":
-        """Itself."""
         return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -172,7 +167,6 @@ class Expectiles:
 
     @property
     def size(self) -> int:
-        """The length of a row."""
         return self.num_expectiles
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
@@ -180,11 +174,9 @@ class Expectiles:
         return np.eye(self.num_expectiles)[self.num_expectiles // 2]
 
     def rule(self) -> "Expectiles":
-        """Itself."""
         return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Rows of zeros."""
         del key
         return jnp.zeros((*shape, self.num_expectiles))
 
@@ -203,22 +195,17 @@ class Scalar:
 
     @property
     def size(self) -> int:
-        """The length of a row."""
         return 1
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
-        """One."""
         return np.ones(1)
 
     def rule(self) -> "Scalar":
-        """Itself."""
         return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
-        """Rows of zeros."""
         del key
         return jnp.zeros((*shape, 1))
 
     def update(self, row: Row, reward: Float[Array, ""], discount: Float[Array, ""], following: Row) -> Row:
-        """The TD error."""
         return reward + discount * following - row

@@ -25,7 +25,7 @@ class VarianceState(NamedTuple):
     """Running means of the density of the targets at the quantiles."""
 
 
-def begin(representation: Quantiles, table: Float[Array, "s a d"]) -> VarianceState:
+def init_variance_state(representation: Quantiles, table: Float[Array, "s a d"]) -> VarianceState:
     """Nothing seen yet: moments say that all levels err alike."""
     needs, shape, count = representation.needs, table.shape[:2], representation.num_quantiles
     innovations = curvature = None
@@ -49,7 +49,7 @@ def variance_inputs_at(
     visits: Int[Array, "*batch"],
     place: Any,
 ) -> VarianceInputs:
-    """The evidence on rows, which are those at a place of the table."""
+    """What V is estimated from, for rows that are those at a place of the table."""
     heads = representation.heads(rows)
     needs = representation.needs
     innovations = curvature = None

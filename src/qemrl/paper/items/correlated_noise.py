@@ -5,10 +5,10 @@ the quantiles of a sample, and that of quantile regression with a constant step.
 errors that the paper assumes, efficiencies are exact. Simulations of both kinds of learning check the formulas.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -30,9 +30,9 @@ from qemrl.estimators import (
     midpoints,
 )
 from qemrl.experiments.statistics import Interval, ratio_of_variances_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, heading, light_grid, upright_line
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import LOOKS, heading, light_grid, upright_line
 
 SETTINGS = {"Atari": (200, TailVariance(1.5)), "MuJoCo": (32, TailVariance(1.2))}
 """The paper's number of quantiles and its V, with tails of 0.1."""
@@ -82,7 +82,7 @@ def estimators(setting: str) -> dict[str, QEM]:
     return {f"order {order}, {name}": QEM(order, model) for order in (2, 4) for name, model in models.items()}
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Exact efficiencies in both settings on all distributions, and simulated ones for some."""
     rng = np.random.default_rng(seed)
     rows = _exact_rows()
@@ -95,24 +95,25 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "Independent errors have the paper's V as their true variances, which favors QEM.",
         "Order 2 with V = I has the weights of the plain mean, so its efficiency is 1.",
         "Order 2 with the paper's V gains on heavy tails and sample quantiles, and pays with bias: at best "
-        f"{order_2.efficiency:.3g} ({order_2.distribution}, {order_2.setting}), with a bias of {order_2.bias_in_stds:.3f} stds.",
+        f"{order_2.efficiency:.3g} ({order_2.distribution}, {order_2.setting}), with a bias of "
+        f"{order_2.bias_in_stds:.3f} stds.",
         f"Simulated are the quantiles of {RETURNS:,} returns, and {STEPS:,} steps of {STEP} of quantile regression on "
         "one return at a time. The latter start at the true quantiles; returns come from a table of 65,536 quantiles.",
         "The formulas are of first order in 1/returns and in the step; simulated biases contain what is left out.",
     ]
-    return Result([asdict(row) for row in rows], _draw(rows), _claims(rows), notes)
+    return Result([asdict(row) for row in rows], _draw(rows), [*_claims(rows)], notes)
 
 
 def _exact_rows() -> list[Row]:
     rows = []
     for setting, (count, model) in SETTINGS.items():
+        levels = midpoints(count)
         noises: tuple[Noise, ...] = (IndependentNoise(model), SampleQuantileNoise(RETURNS), SGDNoise(STEP))
-        for noise, kind in zip(noises, NOISES, strict=True):
-            for distribution in DISTRIBUTIONS.values():
-                for label, qem in estimators(setting).items():
-                    ratio = float(efficiency(qem, distribution, midpoints(count), noise))
-                    bias = float(estimation_error(qem, distribution, midpoints(count), noise).bias) / distribution.std
-                    rows.append(Row(setting, count, kind, distribution.name, label, "exact", ratio, ratio, ratio, bias))
+        for (kind, noise), dist in product(zip(NOISES, noises, strict=True), DISTRIBUTIONS.values()):
+            for label, qem in estimators(setting).items():
+                ratio = float(efficiency(qem, dist, levels, noise))
+                bias = float(estimation_error(qem, dist, levels, noise).bias) / dist.std
+                rows.append(Row(setting, count, kind, dist.name, label, "exact", ratio, ratio, ratio, bias))
     return rows
 
 
@@ -153,7 +154,7 @@ def _simulated_rows(rng: np.random.Generator, scale: Scale, noise: str, distribu
     return rows
 
 
-def _departure(rows: list[Row]) -> Interval:
+def _largest_departure(rows: list[Row]) -> Interval:
     """|simulated / exact − 1| with its interval, of the case where that reaches farthest."""
     exact = {(r.setting, r.noise, r.distribution, r.estimator): r.efficiency for r in rows if r.source == "exact"}
     departures = []
@@ -165,63 +166,53 @@ def _departure(rows: list[Row]) -> Interval:
     return max(departures, key=lambda departure: departure.high)
 
 
-def _claims(rows: list[Row]) -> list[Claim]:
+def _claims(rows: list[Row]) -> Iterator[Claim]:
     default = [row for row in rows if row.estimator == "order 4, paper's V" and row.source == "exact"]
-    claims: list[Claim] = []
-    for setting, (count, model) in SETTINGS.items():
-        for noise in NOISES:
-            found = [row.efficiency for row in default if (row.setting, row.noise) == (setting, noise)]
-            smallest = Interval.exact(min(found))
-            claims.append(
-                Claim(
-                    name=f"less-variance-{setting}-{noise}".lower().replace(" ", "-"),
-                    where="Section 4",
-                    statement="QEM has less variance than the plain mean at all times of training: order 4 with "
-                    f"V = {model.value} and N = {count}, as on {setting}, if the errors are of the kind: {noise}.",
-                    rule="Var(mean) / Var(QEM) is above 1 on each of the six distributions",
-                    measured=smallest,
-                    meaning=f"the smallest efficiency among the distributions; the largest is {max(found):.4g}",
-                    verdict=judge(smallest, above=1.0),
-                )
-            )
-    largest, departure = Interval.exact(max(row.efficiency for row in default)), _departure(rows)
-    claims += [
-        Claim(
-            name="gain-is-small",
-            where="ours",
-            statement="At midpoints the paper's order and V never reduce the variance by much.",
-            rule=f"Var(mean) / Var(QEM) is below {SMALL_GAIN} in both settings, on each distribution, under each noise",
-            measured=largest,
-            meaning="the largest efficiency of order 4 with the paper's V",
-            verdict=judge(largest, below=SMALL_GAIN),
-        ),
-        Claim(
-            name="formulas-describe-learning",
-            where="ours",
-            statement="The covariances of first order predict the efficiencies of learned quantiles.",
-            rule=f"simulated efficiencies are within {CLOSE:.0%} of the exact ones in each case",
-            measured=departure,
-            meaning="|simulated / exact − 1| of the case where its interval reaches farthest",
-            verdict=judge(departure, below=CLOSE),
-        ),
-    ]
-    return claims
+    for (setting, (count, model)), noise in product(SETTINGS.items(), NOISES):
+        found = [row.efficiency for row in default if (row.setting, row.noise) == (setting, noise)]
+        yield check_claim(
+            f"less-variance-{setting}-{noise}".lower().replace(" ", "-"),
+            "Section 4",
+            "QEM has less variance than the plain mean at all times of training: order 4 with "
+            f"V = {model.value} and N = {count}, as on {setting}, if the errors are of the kind: {noise}.",
+            "Var(mean) / Var(QEM) is above 1 on each of the six distributions",
+            Interval.exact(min(found)),
+            f"the smallest efficiency among the distributions; the largest is {max(found):.4g}",
+            above=1.0,
+        )
+    yield check_claim(
+        "gain-is-small",
+        "ours",
+        "At midpoints the paper's order and V never reduce the variance by much.",
+        f"Var(mean) / Var(QEM) is below {SMALL_GAIN} in both settings, on each distribution, under each noise",
+        Interval.exact(max(row.efficiency for row in default)),
+        "the largest efficiency of order 4 with the paper's V",
+        below=SMALL_GAIN,
+    )
+    yield check_claim(
+        "formulas-describe-learning",
+        "ours",
+        "The covariances of first order predict the efficiencies of learned quantiles.",
+        f"simulated efficiencies are within {CLOSE:.0%} of the exact ones in each case",
+        _largest_departure(rows),
+        "|simulated / exact − 1| of the case where its interval reaches farthest",
+        below=CLOSE,
+    )
 
 
 def _draw(rows: list[Row]) -> Figure:
     """Efficiencies by setting and noise, one line a distribution."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.6, 5), layout="constrained")
-        axes = figure.subplots(len(SETTINGS), len(NOISES), sharex=True, sharey=True)
-        for line, (setting, (count, model)) in zip(axes, SETTINGS.items(), strict=True):
-            for axis, noise in zip(line, NOISES, strict=True):
-                _draw_panel(axis, [row for row in rows if (row.setting, row.noise) == (setting, noise)])
-            line[0].set_ylabel(f"{setting}: N = {count}, V = {model.value}")
-        for column, noise in enumerate(NOISES):
-            axes[0, column].set_title(f"errors: {noise}")
-            axes[-1, column].set_xlabel("Var(mean) / Var(QEM)")
-        figure.legend(*axes[1, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-        heading(figure, "Right of the line QEM has less variance")
+    figure = Figure(figsize=(7.6, 5), layout="constrained")
+    axes = figure.subplots(len(SETTINGS), len(NOISES), sharex=True, sharey=True)
+    for line, (setting, (count, model)) in zip(axes, SETTINGS.items(), strict=True):
+        for axis, noise in zip(line, NOISES, strict=True):
+            _draw_panel(axis, [row for row in rows if (row.setting, row.noise) == (setting, noise)])
+        line[0].set_ylabel(f"{setting}: N = {count}, V = {model.value}")
+    for column, noise in enumerate(NOISES):
+        axes[0, column].set_title(f"errors: {noise}")
+        axes[-1, column].set_xlabel("Var(mean) / Var(QEM)")
+    figure.legend(*axes[1, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    heading(figure, "Right of the line QEM has less variance")
     return figure
 
 

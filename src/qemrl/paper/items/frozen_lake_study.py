@@ -1,12 +1,12 @@
 """What the FrozenLake item is made of: the truth, training runs, and fixed points."""
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from qemrl.estimators import QEM, BandVariance, ConstantVariance, EmpiricalMean, Estimator, TailVariance, midpoints
+from qemrl.paper.claims import Tick
 from qemrl.tabular import (
     DiscreteDistribution,
     Geometric,
@@ -16,7 +16,6 @@ from qemrl.tabular import (
     Solution,
     Steps,
     TabularMDP,
-    as_distribution,
     categorical_fixed_point,
     expectile_fixed_point,
     frozen_lake,
@@ -27,7 +26,6 @@ from qemrl.tabular import (
     start_distances,
     start_error,
     temporal_std,
-    wasserstein,
 )
 
 QUANTILES, RECORD = 128, 1_000
@@ -38,7 +36,7 @@ EPSILON = Geometric(0.9, 100)
 VARIANTS: dict[str, Literal["steps", "episodes"]] = {"literal": "steps", "repaired": "episodes"}
 
 
-def arms(gap: float) -> dict[str, Estimator]:
+def make_estimators(gap: float) -> dict[str, Estimator]:
     """The estimators that are compared; `gap` is the level at which the return jumps from zero."""
     return {
         "mean": EmpiricalMean(),
@@ -79,6 +77,11 @@ class Arm(NamedTuple):
     """One where the first action is the optimal one in the end."""
     history: History
 
+    @property
+    def late_errors(self) -> Float[np.ndarray, " seeds"]:
+        """The mean |Q̂ − V*| over the last third of training."""
+        return np.abs(self.errors[:, -(self.errors.shape[1] // 3) :]).mean(-1)
+
 
 def find_truth() -> Truth:
     """The process, its solution, and the distribution of the return from the start."""
@@ -87,9 +90,7 @@ def find_truth() -> Truth:
     return Truth(mdp, solution, return_distribution(mdp, solution.policy, mdp.start))
 
 
-def control(
-    truth: Truth, variant: str, estimator: Estimator, streams: list[int], steps: int, tick: Callable[[float], None]
-) -> Arm:
+def control(truth: Truth, variant: str, estimator: Estimator, streams: list[int], steps: int, tick: Tick) -> Arm:
     """One estimator in one variant, trained with every seed and measured in the first state."""
     representation = Quantiles(QUANTILES, estimator)
     learning = Learning(representation, steps, LEARNING_RATE, EPSILON, VARIANTS[variant], record_every=RECORD)
@@ -112,10 +113,10 @@ def evaluate(truth: Truth, streams: list[int], steps: int) -> dict[str, Float[np
     history = learn(truth.mdp, learning, streams, truth.solution.policy)
     start = truth.mdp.start
     rows = history.rows[:, -1, truth.solution.policy[start]].astype(np.float64)
-    return {name: e.mean(rows, midpoints(QUANTILES)) - truth.value for name, e in arms(truth.gap).items()}
+    return {name: e.mean(rows, midpoints(QUANTILES)) - truth.value for name, e in make_estimators(truth.gap).items()}
 
 
-def _estimators(gap: float) -> list[Estimator]:
+def _candidates(gap: float) -> list[Estimator]:
     """Every estimator that may repair a fixed point: orders 1 to 6, both bases, four models of V."""
     variances = [ConstantVariance(), TailVariance(1.5), BandVariance(1.5, 0.45, 0.55)]
     variances += [BandVariance(1.5, max(gap - 0.05, 0.0), gap + 0.05)]
@@ -133,8 +134,6 @@ class Point(NamedTuple):
     """Q by QEM of order 4, less V*; for other representations the same as `mean`."""
     best: float
     """The smallest error of all estimators, in absolute value."""
-    distance: float
-    """W₁ to the true distribution; not a number for expectiles."""
 
 
 def fixed_points(truth: Truth) -> list[Point]:
@@ -142,17 +141,16 @@ def fixed_points(truth: Truth) -> list[Point]:
     mdp, policy, start = truth.mdp, truth.solution.policy, truth.mdp.start
     points = []
     for size in (8, 32, 128, 512):
-        values = quantile_fixed_point(mdp, policy, size)[start]
-        levels = midpoints(size)
-        best = min(abs(float(e.mean(values, levels)) - truth.value) for e in _estimators(truth.gap))
-        errors = [float(e.mean(values, levels)) - truth.value for e in (EmpiricalMean(), QEM())]
-        distance = wasserstein(as_distribution(Quantiles(size), values), truth.returns)
-        points.append(Point("quantiles", size, errors[0], errors[1], best, distance))
+        values, levels = quantile_fixed_point(mdp, policy, size)[start], midpoints(size)
+        best = min(abs(float(e.mean(values, levels)) - truth.value) for e in _candidates(truth.gap))
+        mean, order_4 = (float(e.mean(values, levels)) - truth.value for e in (EmpiricalMean(), QEM()))
+        points.append(Point("quantiles", size, mean, order_4, best))
     support = np.linspace(-0.5, 1.5, 51)
-    probs = categorical_fixed_point(mdp, policy, support)[start]
-    error = float(probs @ support) - truth.value
-    distance = wasserstein(DiscreteDistribution.of(support, np.maximum(probs, 0)), truth.returns)
-    points.append(Point("categories", len(support), error, error, abs(error), distance))
-    error = float(expectile_fixed_point(mdp, policy, 11)[start, 5]) - truth.value
-    points.append(Point("expectiles", 11, error, error, abs(error), float("nan")))
+    means = {
+        ("categories", 51): float(categorical_fixed_point(mdp, policy, support)[start] @ support),
+        ("expectiles", 11): float(expectile_fixed_point(mdp, policy, 11)[start, 5]),
+    }
+    for (name, size), mean in means.items():
+        error = mean - truth.value
+        points.append(Point(name, size, error, error, abs(error)))
     return points

@@ -5,10 +5,9 @@ errs by the draw. QEM regresses that error away; better ways to draw levels avoi
 mean squared errors over Var(Z), for which the plain mean of K uniform levels has 1/K.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -26,9 +25,9 @@ from qemrl.estimators import (
     uniform_levels,
 )
 from qemrl.experiments.statistics import Interval, mean_interval
-from qemrl.paper.claims import Claim, Result, Scale, Verdict, judge
-from qemrl.paper.drawing import LineStyle, entry, heading, light_grid
+from qemrl.paper.claims import Claim, Result, Scale, Tick, Verdict, check_claim, judge
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import LineStyle, entry, heading, light_grid
 
 COUNTS = (8, 16, 32, 64)
 ESTIMATORS: dict[str, Estimator] = {
@@ -56,7 +55,7 @@ Errors = dict[Key, Float[np.ndarray, " blocks"]]
 """Mean squared error over Var(Z) in each block, by distribution, number of levels, sampler and estimator."""
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Every estimator on every sampler, distribution and number of levels."""
     rng = np.random.default_rng(seed)
     blocks, draws = SIZES[scale]
@@ -75,7 +74,7 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         f"Intervals are over {blocks} blocks of {draws:,} draws. With few random levels a cubic fit errs wildly now "
         "and then, so that the errors of orders 3 and 4 at K = 8 are known roughly only.",
     ]
-    return Result([_row(key, values) for key, values in errors.items()], _draw(errors), _claims(errors), notes)
+    return Result([_row(key, values) for key, values in errors.items()], _draw(errors), [*_claims(errors)], notes)
 
 
 def sampling_errors(
@@ -107,49 +106,49 @@ def _row(key: Key, values: Float[np.ndarray, " blocks"]) -> dict[str, str | int 
     }
 
 
-def _claims(errors: Errors) -> list[Claim]:
+def _claims(errors: Errors) -> Iterator[Claim]:
     # The plain mean of K uniform levels has the error Var(Z) / K, exactly.
     removed = [mean_interval(1 - 32 * errors[name, 32, "uniform", "QEM 4"]) for name in DISTRIBUTIONS]
-    least = min(removed, key=lambda interval: interval.value)
+    yield check_claim(
+        "removes-sampling-error",
+        "ours",
+        "With 32 random levels QEM of order 4 removes most of the error that their draw causes.",
+        f"it removes more than {REMOVED:.0%} of the plain mean's squared error on each distribution",
+        min(removed, key=lambda interval: interval.value),
+        "the smallest share removed among the distributions",
+        above=REMOVED,
+    )
+    yield _stratified_claim(errors)
     few = [mean_interval(8 * errors[name, 8, "uniform", "QEM 4"]) for name in DISTRIBUTIONS]
-    worst = max(few, key=lambda interval: interval.value)
-    stratified = [
-        errors[name, 32, "stratified", "mean"] - errors[name, 32, "uniform", "QEM 4"] for name in DISTRIBUTIONS
-    ]
-    gaps = [mean_interval(gap) for gap in stratified]
-    verdicts: list[Verdict] = [judge(gap, above=0.0) for gap in gaps]
-    wins, certain = sum(gap.value > 0 for gap in gaps), verdicts.count("holds")
-    better = Interval(float(wins), float(certain), float(len(gaps) - verdicts.count("fails")))
-    names = ", ".join(f"{DISTRIBUTIONS[n].name}: {verdict}" for n, verdict in zip(DISTRIBUTIONS, verdicts, strict=True))
-    return [
-        Claim(
-            name="removes-sampling-error",
-            where="ours",
-            statement="With 32 random levels QEM of order 4 removes most of the error that their draw causes.",
-            rule=f"it removes more than {REMOVED:.0%} of the plain mean's squared error on each distribution",
-            measured=least,
-            meaning="the smallest share removed among the distributions",
-            verdict=judge(least, above=REMOVED),
-        ),
-        Claim(
-            name="beats-stratified-levels",
-            where="ours",
-            statement="QEM of order 4 on 32 random levels errs less than the plain mean of 32 stratified levels.",
-            rule="its mean squared error is smaller; holds if on all distributions, fails if on none, depends otherwise",
-            measured=better,
-            meaning=f"the number of distributions, of six, on which QEM errs less ({names})",
-            verdict=agreement(verdicts),
-        ),
-        Claim(
-            name="safe-with-8-levels",
-            where="ours",
-            statement="With as few as 8 random levels QEM of order 4 does no harm.",
-            rule="its mean squared error is smaller than the plain mean's on each distribution",
-            measured=worst,
-            meaning="the largest ratio of the two errors among the distributions",
-            verdict=judge(worst, below=1.0),
-        ),
-    ]
+    yield check_claim(
+        "safe-with-8-levels",
+        "ours",
+        "With as few as 8 random levels QEM of order 4 does no harm.",
+        "its mean squared error is smaller than the plain mean's on each distribution",
+        max(few, key=lambda interval: interval.value),
+        "the largest ratio of the two errors among the distributions",
+        below=1.0,
+    )
+
+
+def _stratified_claim(errors: Errors) -> Claim:
+    gaps = {
+        dist.name: mean_interval(errors[name, 32, "stratified", "mean"] - errors[name, 32, "uniform", "QEM 4"])
+        for name, dist in DISTRIBUTIONS.items()
+    }
+    verdicts: dict[str, Verdict] = {name: judge(gap, above=0.0) for name, gap in gaps.items()}
+    wins = sum(gap.value > 0 for gap in gaps.values())
+    certain, lost = (sum(verdict == kind for verdict in verdicts.values()) for kind in ("holds", "fails"))
+    names = ", ".join(f"{name}: {verdict}" for name, verdict in verdicts.items())
+    return Claim(
+        "beats-stratified-levels",
+        "ours",
+        "QEM of order 4 on 32 random levels errs less than the plain mean of 32 stratified levels.",
+        "its mean squared error is smaller; holds if on all distributions, fails if on none, depends otherwise",
+        Interval(float(wins), float(certain), float(len(gaps) - lost)),
+        f"the number of distributions, of six, on which QEM errs less ({names})",
+        agreement([*verdicts.values()]),
+    )
 
 
 def agreement(verdicts: list[Verdict]) -> Verdict:
@@ -173,19 +172,18 @@ FLOOR = 1e-6
 
 def _draw(errors: Errors) -> Figure:
     """The error by the number of levels, a panel for each distribution."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.8, 5.6), layout="constrained")
-        axes = figure.subplots(2, 3, sharex=True, sharey=True)
-        for axis, name in zip(axes.flat, DISTRIBUTIONS, strict=True):
-            _draw_panel(axis, errors, name)
-            axis.set_title(DISTRIBUTIONS[name].name)
-        for axis in axes[-1]:
-            axis.set_xlabel("number of levels K")
-        for axis in axes[:, 0]:
-            axis.set_ylabel("mean squared error / Var(Z)")
-        handles = [entry(look, f"{label}, {sampler} levels") for (sampler, label), look in LINES.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7.5)
-        heading(figure, "Error from the draw of the levels alone; errors below 10⁻⁶ are drawn at 10⁻⁶")
+    figure = Figure(figsize=(7.8, 5.6), layout="constrained")
+    axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axis, name in zip(axes.flat, DISTRIBUTIONS, strict=True):
+        _draw_panel(axis, errors, name)
+        axis.set_title(DISTRIBUTIONS[name].name)
+    for axis in axes[-1]:
+        axis.set_xlabel("number of levels K")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("mean squared error / Var(Z)")
+    handles = [entry(look, f"{label}, {sampler} levels") for (sampler, label), look in LINES.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7.5)
+    heading(figure, "Error from the draw of the levels alone; errors below 10⁻⁶ are drawn at 10⁻⁶")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""How much of a distribution's quantiles expansions of growing order explain: the paper's choice of a model (appendix C).
+"""How much of a distribution's quantiles expansions of growing order explain: the choice of a model (appendix C).
 
 The paper's Models 1 to 3 are QEM of orders 2 to 4. The fifth column of its Model 4, −2z³ + 5z, is a sum of columns
 that are there already, so that model is Model 3 again. The column that is next in the expansion, He₄, makes order 5.
@@ -6,22 +6,21 @@ that are there already, so that model is Model 3 again. The column that is next 
 The noise is N(0, 0.25), read as the variance.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import product
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import special
 
-from qemrl.estimators import DISTRIBUTIONS, QEM, Distribution, midpoints, r_squared
+from qemrl.estimators import DISTRIBUTIONS, QEM, midpoints, r_squared
 from qemrl.experiments.statistics import Interval, mean_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, entry, light_grid
-from qemrl.plotting import style as figures
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim
+from qemrl.plotting.style import LOOKS, entry, light_grid
 
-LAW_NAMES = ("normal", "mixture", "exponential", "gumbel")
+NAMES = ("normal", "mixture", "exponential", "gumbel")
 COUNTS = (200, 32)
 NOISE_STD = 0.5
 DRAWS = {"smoke": 50, "small": 2_000, "paper": 20_000}
@@ -42,25 +41,25 @@ Fits = dict[tuple[str, int, str, float], Float[np.ndarray, " draws"]]
 """The R² of each draw, by distribution, number of quantiles, model and the standard deviation of the noise."""
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """R² of every model on every distribution, with and without noise."""
     rng = np.random.default_rng(seed)
     fits: Fits = {}
-    pairs = [(name, count) for name in LAW_NAMES for count in COUNTS]
-    for done, (name, count) in enumerate(pairs):
+    pairs = list(product(NAMES, COUNTS))
+    for done, (name, count) in enumerate(pairs, start=1):
         levels = midpoints(count)
         exact = DISTRIBUTIONS[name].quantile(levels)[None]
         noisy = exact + NOISE_STD * rng.standard_normal((DRAWS[scale], count))
         for model in MODELS:
             fits[name, count, model, 0.0] = _r_squared(model, exact, levels)
             fits[name, count, model, NOISE_STD] = _r_squared(model, noisy, levels)
-        tick((done + 1) / len(pairs))
+        tick(done / len(pairs))
     notes = [
         "The paper's Model 4 is fitted by least squares of minimal norm, because its design has rank 4, not 5.",
         "R² is that of the fitted quantiles themselves: it cannot fall when a column is added, useful or not.",
         "The paper does not say whether 0.25 is the noise's variance or standard deviation; here it is the variance.",
     ]
-    return Result([_row(key, values) for key, values in fits.items()], _draw(fits), _claims(fits), notes)
+    return Result([_row(key, values) for key, values in fits.items()], _draw(fits), [*_claims(fits)], notes)
 
 
 def collinear_design(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 5"]:
@@ -103,76 +102,62 @@ def _row(key: tuple[str, int, str, float], values: Float[np.ndarray, " draws"]) 
 
 def _largest_gain(fits: Fits, model: str) -> Interval:
     """The mean gain in R² over Model 3 on the distribution where it is largest, from 200 noisy quantiles."""
-    gains = [fits[name, 200, model, NOISE_STD] - fits[name, 200, "Model 3", NOISE_STD] for name in LAW_NAMES]
+    gains = [fits[name, 200, model, NOISE_STD] - fits[name, 200, "Model 3", NOISE_STD] for name in NAMES]
     return max((mean_interval(gain) for gain in gains), key=lambda gain: gain.value)
 
 
-def _claims(fits: Fits) -> list[Claim]:
-    lowest = Interval.exact(min(float(fits[name, 200, "Model 3", 0.0][0]) for name in LAW_NAMES))
-    collinear = max(
-        float(np.abs(fits[name, count, "Model 4 (paper)", noise] - fits[name, count, "Model 3", noise]).max())
-        for name in LAW_NAMES
-        for count in COUNTS
-        for noise in (0.0, NOISE_STD)
+def _claims(fits: Fits) -> Iterator[Claim]:
+    yield check_claim(
+        "order-4-explains",
+        "Section 5, Appendix C.1",
+        "An expansion of order 4 explains the quantiles of the four distributions well.",
+        f"R² on 200 exact quantiles is above {WELL} for each distribution",
+        Interval.exact(min(float(fits[name, 200, "Model 3", 0.0][0]) for name in NAMES)),
+        "the smallest R² of order 4 among the distributions, without noise",
+        above=WELL,
     )
-    claims = [
-        Claim(
-            name="order-4-explains",
-            where="Section 5, Appendix C.1",
-            statement="An expansion of order 4 explains the quantiles of the four distributions well.",
-            rule=f"R² on 200 exact quantiles is above {WELL} for each distribution",
-            measured=lowest,
-            meaning="the smallest R² of order 4 among the distributions, without noise",
-            verdict=judge(lowest, above=WELL),
-        )
-    ]
     for order in (5, 6):
-        gain = _largest_gain(fits, f"order {order}")
-        claims.append(
-            Claim(
-                name=f"order-{order}-adds-little",
-                where="Section 5",
-                statement=f"Going from order 4 to order {order} raises R² by no significant amount.",
-                rule=f"the mean gain in R² on 200 noisy quantiles is below {SIGNIFICANT} for each distribution",
-                measured=gain,
-                meaning=f"the largest mean gain in R² from order 4 to order {order} among the distributions",
-                verdict=judge(gain, below=SIGNIFICANT),
-            )
+        yield check_claim(
+            f"order-{order}-adds-little",
+            "Section 5",
+            f"Going from order 4 to order {order} raises R² by no significant amount.",
+            f"the mean gain in R² on 200 noisy quantiles is below {SIGNIFICANT} for each distribution",
+            _largest_gain(fits, f"order {order}"),
+            f"the largest mean gain in R² from order 4 to order {order} among the distributions",
+            below=SIGNIFICANT,
         )
-    gain = Interval.exact(collinear)
-    claims.append(
-        Claim(
-            name="model-4-explains-more",
-            where="Appendix C.1",
-            statement="Model 4, with one variable more, explains more than Model 3.",
-            rule=f"R² of Model 4 differs from that of Model 3 by more than {ROUNDING}, which is rounding, in some fit",
-            measured=gain,
-            meaning="the largest difference in R² between Model 4 and Model 3 over all distributions and draws",
-            verdict=judge(gain, above=ROUNDING),
-        )
+    differences = [
+        fits[name, count, "Model 4 (paper)", noise] - fits[name, count, "Model 3", noise]
+        for name, count, noise in product(NAMES, COUNTS, (0.0, NOISE_STD))
+    ]
+    yield check_claim(
+        "model-4-explains-more",
+        "Appendix C.1",
+        "Model 4, with one variable more, explains more than Model 3.",
+        f"R² of Model 4 differs from that of Model 3 by more than {ROUNDING}, which is rounding, in some fit",
+        Interval.exact(max(float(np.abs(difference).max()) for difference in differences)),
+        "the largest difference in R² between Model 4 and Model 3 over all distributions and draws",
+        above=ROUNDING,
     )
-    return claims
 
 
 def _draw(fits: Fits) -> Figure:
     """R² by model, one panel without noise and one with."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
-        axes = figure.subplots(1, 2)
-        for axis, noise in zip(axes, (0.0, NOISE_STD), strict=True):
-            _draw_panel(axis, fits, noise)
-        axes[0].set_ylabel("R² of the fit, 200 quantiles")
-        axes[0].set_title("exact quantiles")
-        axes[1].set_title(f"quantiles with N(0, {NOISE_STD**2:g}) errors, mean over draws")
-        distributions: list[Distribution] = [DISTRIBUTIONS[name] for name in LAW_NAMES]
-        handles = [entry(look, distribution.name) for look, distribution in zip(LOOKS, distributions, strict=False)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis, noise in zip(axes, (0.0, NOISE_STD), strict=True):
+        _draw_panel(axis, fits, noise)
+    axes[0].set_ylabel("R² of the fit, 200 quantiles")
+    axes[0].set_title("exact quantiles")
+    axes[1].set_title(f"quantiles with N(0, {NOISE_STD**2:g}) errors, mean over draws")
+    handles = [entry(look, DISTRIBUTIONS[name].name) for look, name in zip(LOOKS, NAMES, strict=False)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
 def _draw_panel(axis: Axes, fits: Fits, noise: float) -> None:
     positions = np.arange(len(MODELS))
-    for name, look in zip(LAW_NAMES, LOOKS, strict=False):
+    for name, look in zip(NAMES, LOOKS, strict=False):
         heights = [float(fits[name, 200, model, noise].mean()) for model in MODELS]
         axis.plot(positions, heights, color=look.color, marker=look.marker, ls=look.line, ms=4)
     labels = ["Model 1\norder 2", "Model 2\norder 3", "Model 3\norder 4", "Model 4\n(paper)", "\norder 5", "\norder 6"]

@@ -6,12 +6,12 @@ playing on from stored states.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import jax
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -21,27 +21,26 @@ from matplotlib.ticker import MaxNLocator
 from scipy import special, stats
 
 from qemrl.experiments.statistics import Interval, mean_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, heading
-from qemrl.paper.items.chain_item import LATE, STATES, STEP, process
+from qemrl.paper.claims import Claim, Result, Scale, Tick, interval_columns, judge, scale_tick
+from qemrl.paper.items.chain import LATE, STATES, STEP, process
 from qemrl.paper.items.frozen_lake_study import LEARNING_RATE, find_truth
 from qemrl.paper.items.return_variance_study import (
     NEGLIGIBLE,
     QUANTITIES,
     Table,
-    Ticks,
-    agent_run,
+    configure_agent,
+    estimate_stds,
+    find_places,
     greedy_quantiles,
-    learned_quantiles,
+    learn_quantiles,
     log_std_error,
-    read_runs,
     return_variances,
     sample_greedy_returns,
-    spreads,
-    train,
+    train_player,
 )
 from qemrl.plotting import style as figures
-from qemrl.tabular import Steps, TabularMDP
+from qemrl.plotting.style import LOOKS, heading
+from qemrl.tabular import Learning, Quantiles, Steps, TabularMDP
 
 GAME = "minatar/breakout"
 
@@ -72,7 +71,7 @@ SIZES = {
 
 SMALL, FLOOR, LEAST = 0.05, 1e-3, 5
 """States count whose true standard deviation is above the first; estimates below the second are taken for it; where
-fewer states count than the third, so many of the largest are shown, and nothing is judged."""
+fewer states count than the third, so many of the largest are shown, and nothing is decided."""
 
 RESAMPLES = 1_000
 
@@ -91,12 +90,12 @@ class Study:
     estimates: dict[str, Float[np.ndarray, "runs states"]]
 
     @staticmethod
-    def of(task: str, values: Float[np.ndarray, "runs s n"], truth: Float[np.ndarray, " s"]) -> "Study":
+    def from_quantiles(task: str, values: Float[np.ndarray, "runs s n"], truth: Float[np.ndarray, " s"]) -> "Study":
         """From the quantiles of every state."""
         counted = np.flatnonzero(truth > SMALL)
         if len(counted) < LEAST:
             counted = np.sort(np.argsort(-truth, kind="stable")[:LEAST])
-        return Study(task, values.shape[-1], truth[counted], spreads(values[:, counted]))
+        return Study(task, values.shape[-1], truth[counted], estimate_stds(values[:, counted]))
 
     @property
     def enough(self) -> bool:
@@ -141,7 +140,7 @@ def rank_correlation(truth: Stds, estimate: Stds) -> Float[np.ndarray, " batch"]
     return (ranks[0] * ranks[1]).sum(-1) / np.where(scale > 0, scale, 1.0)
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Both processes with every number of quantiles, and the agent."""
     size = SIZES[scale]
     seeds = np.random.default_rng(seed).integers(2**31, size=size.seeds)
@@ -151,28 +150,28 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "chain": (row, np.zeros(STATES, np.int64), size.chain_steps, Steps((STEP,))),
     }
     studies, share = [], 0.2 / (len(processes) * len(size.quantiles))
-    for task, (mdp, policy, steps, rate) in processes.items():
+    for (task, (mdp, policy, steps, rate)), count in product(processes.items(), size.quantiles):
         truth = np.sqrt(np.maximum(return_variances(mdp, policy), 0))
-        for count in size.quantiles:
-            done = share * len(studies)
-            values = learned_quantiles(mdp, policy, count, steps, rate, seeds, lambda x, d=done: tick(d + share * x))
-            studies.append(Study.of(task, values, truth))
-    study, notes = play(size, seed, lambda x: tick(0.2 + 0.8 * x))
+        learning = Learning(Quantiles(count), steps, rate, record_every=steps // 5)
+        values = learn_quantiles(mdp, policy, learning, seeds, scale_tick(tick, share * len(studies), share))
+        studies.append(Study.from_quantiles(task, values, truth))
+    study, notes = study_agent(size, seed, scale_tick(tick, 0.2, 0.8))
     studies.append(study)
     tick(1.0)
-    return Result(_rows(studies), _draw(_judged(studies)), _claims(_judged(studies)), [*_notes(size), *notes])
+    finest = list({study.task: study for study in studies}.values())  # of each task that with the most quantiles
+    return Result([*_rows(studies)], _draw(finest), [*_claims(finest)], [*_notes(size), *notes])
 
 
-def play(size: Size, seed: int, tick: Ticks) -> tuple[Study, list[str]]:
+def study_agent(size: Size, seed: int, tick: Tick) -> tuple[Study, list[str]]:
     """Train an agent, and play on from states that it comes through."""
-    config = agent_run(GAME, size.agent_steps, seed * 1_000)
-    player = train(config, size.agent_steps > 0, lambda x: tick(0.4 * x))
+    config = configure_agent(GAME, size.agent_steps, seed * 1_000)
+    player = train_player(config, size.agent_steps > 0, scale_tick(tick, 0, 0.4))
     table = Table(player, size.states, size.rollouts)
     place_key, return_key = jax.random.split(jax.random.key(seed))
-    places, distinct = read_runs(table, place_key, PLAYED, np.random.default_rng(seed))
-    returns = sample_greedy_returns(table, places, return_key, lambda x: tick(0.4 + 0.6 * x))[:distinct]
+    places, distinct = find_places(table, place_key, PLAYED, np.random.default_rng(seed))
+    returns = sample_greedy_returns(table, places, return_key, scale_tick(tick, 0.4, 0.6))[:distinct]
     truth = returns.std(-1, ddof=1)
-    study = Study.of("MinAtar", greedy_quantiles(player, places.observations)[None, :distinct], truth)
+    study = Study.from_quantiles("MinAtar", greedy_quantiles(player, places.observations)[None, :distinct], truth)
     counted = truth > SMALL
     noise = float(np.sqrt((log_std_error(returns[counted]) ** 2).mean())) if counted.any() else 0.0
     notes = [
@@ -190,11 +189,6 @@ def play(size: Size, seed: int, tick: Ticks) -> tuple[Study, list[str]]:
     return study, notes
 
 
-def _judged(studies: list[Study]) -> list[Study]:
-    """Of each task the study with the most quantiles."""
-    return list({study.task: study for study in studies}.values())
-
-
 def _notes(size: Size) -> list[str]:
     counts = " and ".join(map(str, size.quantiles))
     return [
@@ -203,38 +197,26 @@ def _notes(size: Size) -> list[str]:
         f"{size.seeds} seeds, N = {counts}; claims and figure are about the last. The truth solves a linear system.",
         "On the chain true standard deviations differ by 5% from end to end, and a state learns from the next: ranks "
         "there say in which order states have learned.",
-        "DLTV's variance is ½ E(Z − m)₊² with the median m, for a symmetric distribution a quarter of the variance; ×4 repairs "
-        "that. QEM has order 4 and V = I. c₁ is the coefficient of the scale, which the paper calls the standard "
-        "deviation; without c₁ the variance is the whole of the fitted curve.",
+        "DLTV's variance is ½ E(Z − m)₊² with the median m, for a symmetric distribution a quarter of the variance; ×4 "
+        "repairs that. QEM has order 4 and V = I. c₁ is the coefficient of the scale, which the paper calls the "
+        "standard deviation; without c₁ the variance is the whole of the fitted curve.",
         "The paper also means that learning with QEM makes quantiles better. Here all quantities see the same ones, "
         "learned without it.",
     ]
 
 
-def _rows(studies: list[Study]) -> list[dict[str, Any]]:
-    rows = []
-    for study in studies:
-        for name in QUANTITIES:
-            measures = {
-                "geometric mean ratio": Interval(*np.exp(study.interval(lambda t, e, n=name: bias(t, e[n])))),
-                "rms log error": study.interval(lambda t, e, n=name: error(t, e[n])),
-                "rank correlation": Interval(
-                    *np.clip(study.interval(lambda t, e, n=name: rank_correlation(t, e[n])), -1, 1)
-                ),
-            }
-            for measure, interval in measures.items():
-                rows.append(
-                    {
-                        "task": study.task,
-                        "quantiles": study.quantiles,
-                        "states": len(study.truth),
-                        "runs": study.runs,
-                        "quantity": name,
-                        "measure": measure,
-                        **{end: float(number) for end, number in interval._asdict().items()},
-                    }
-                )
-    return rows
+def _rows(studies: list[Study]) -> Iterator[dict[str, Any]]:
+    for study, name in product(studies, QUANTITIES):
+        log_ratio = study.interval(lambda t, e, n=name: bias(t, e[n]))
+        correlation = study.interval(lambda t, e, n=name: rank_correlation(t, e[n]))
+        measures = {
+            "geometric mean ratio": Interval(*np.exp(log_ratio)),
+            "rms log error": study.interval(lambda t, e, n=name: error(t, e[n])),
+            "rank correlation": Interval(*np.clip(correlation, -1, 1)),
+        }
+        what = {"task": study.task, "quantiles": study.quantiles, "states": len(study.truth), "runs": study.runs}
+        for measure, interval in measures.items():
+            yield what | {"quantity": name, "measure": measure} | interval_columns(interval)
 
 
 COMPARISONS = (
@@ -246,27 +228,20 @@ COMPARISONS = (
 """Who is claimed to err less than whom, and where."""
 
 
-def _claims(studies: list[Study]) -> list[Claim]:
-    claims = []
-    for study in studies:
-        for one, other, where in COMPARISONS:
-            gain = study.interval(lambda t, e, a=one, b=other: error(t, e[b]) - error(t, e[a]))
-            errors = [
-                f"{name} {study.interval(lambda t, e, n=name: error(t, e[n])).value:.3f}" for name in (other, one)
-            ]
-            claims.append(
-                Claim(
-                    f"{study.task}: {one} against {other}",
-                    where,
-                    f"{one} is closer to the true standard deviation of the return than {other} on {study.task}",
-                    "the root-mean-square logarithm of estimate / truth over states, of the other less its own, is "
-                    f"above 0; depends where fewer than {LEAST} states count",
-                    gain,
-                    f"difference of the errors; {', '.join(errors)}",
-                    judge(gain, above=0.0) if study.enough else "depends",
-                )
-            )
-    return claims
+def _claims(studies: list[Study]) -> Iterator[Claim]:
+    for study, (one, other, where) in product(studies, COMPARISONS):
+        gain = study.interval(lambda t, e, a=one, b=other: error(t, e[b]) - error(t, e[a]))
+        errors = [f"{name} {study.interval(lambda t, e, n=name: error(t, e[n])).value:.3f}" for name in (other, one)]
+        yield Claim(
+            f"{study.task}: {one} against {other}",
+            where,
+            f"{one} is closer to the true standard deviation of the return than {other} on {study.task}",
+            "the root-mean-square logarithm of estimate / truth over states, of the other less its own, is "
+            f"above 0; depends where fewer than {LEAST} states count",
+            gain,
+            f"difference of the errors; {', '.join(errors)}",
+            judge(gain, above=0.0) if study.enough else "depends",
+        )
 
 
 SHOWN = {"DLTV ×4": LOOKS[3], "plain": LOOKS[0], "QEM c₁": LOOKS[2], "QEM": LOOKS[1]}
@@ -275,15 +250,14 @@ SHOWN = {"DLTV ×4": LOOKS[3], "plain": LOOKS[0], "QEM c₁": LOOKS[2], "QEM": L
 
 def _draw(studies: list[Study]) -> Figure:
     """The estimates against the truth, a panel for each task."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.8, 3.4), layout="constrained")
-        axes = figure.subplots(1, len(studies))
-        for axis, study in zip(axes, studies, strict=True):
-            _draw_panel(axis, study)
-            axis.set_xlabel("true standard deviation")
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handletextpad=0.1, columnspacing=1)
-        axes[0].set_ylabel("estimated standard deviation")
-        heading(figure, "Standard deviation of the return by state; in brackets: root-mean-square log error")
+    figure = Figure(figsize=(7.8, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(studies))
+    for axis, study in zip(axes, studies, strict=True):
+        _draw_panel(axis, study)
+        axis.set_xlabel("true standard deviation")
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handletextpad=0.1, columnspacing=1)
+    axes[0].set_ylabel("estimated standard deviation")
+    heading(figure, "Standard deviation of the return by state; in brackets: root-mean-square log error")
     return figure
 
 

@@ -1,9 +1,8 @@
-"""What the return-variance item is made of: spreads of quantiles, and true standard deviations of returns.
+"""What the return-variance item is made of: estimated and true standard deviations of returns.
 
 Small processes have an exact truth. An agent's greedy policy is played over and over from stored states of its game.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,12 +18,11 @@ from qemrl.envs.jax.env import JaxEnv
 from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import QEM, EmpiricalMean, midpoints
 from qemrl.exploration import EpsilonGreedy
-from qemrl.tabular import Learning, Policy, Quantiles, TabularMDP, learn, policy_values
+from qemrl.paper.agent_runs import look_every, train
+from qemrl.paper.claims import Tick
+from qemrl.tabular import Learning, Policy, TabularMDP, learn, policy_values
 from qemrl.tabular.exact import action_probs
-from qemrl.tabular.schedules import Schedule
-from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
-from qemrl.training.loops import make_loop
 from qemrl.training.schedule import Keys
 
 QUANTITIES = ("QEM", "QEM c₁", "plain", "DLTV", "DLTV ×4")
@@ -36,14 +34,12 @@ NEGLIGIBLE = 1e-3
 STRETCH = 500
 """Steps of rollouts between two looks at whether they are over."""
 
-Ticks = Callable[[float], None]
 
-
-def spreads(values: Float[np.ndarray, "*batch n"]) -> dict[str, Float[np.ndarray, "*batch"]]:
+def estimate_stds(values: Float[np.ndarray, "*batch n"]) -> dict[str, Float[np.ndarray, "*batch"]]:
     """What each quantity makes of quantiles at midpoints, as a standard deviation.
 
-    DLTV's variance tends to ½ E(Z − m)₊² with the median m. A symmetric distribution has E(Z − m)₊² = ½ Var(Z), and so DLTV has
-    a quarter of the variance: ×4 repairs that, as a factor of two on the standard deviation.
+    DLTV's variance tends to ½ E(Z − m)₊² with the median m. A symmetric distribution has E(Z − m)₊² = ½ Var(Z), and so
+    DLTV has a quarter of the variance: ×4 repairs that, as a factor of two on the standard deviation.
     """
     values = np.asarray(values, np.float64)
     levels, qem = midpoints(values.shape[-1]), QEM(4)
@@ -57,21 +53,19 @@ def spreads(values: Float[np.ndarray, "*batch n"]) -> dict[str, Float[np.ndarray
         dltv,
         2 * dltv,
     )
-    return {name: np.asarray(spread) for name, spread in zip(QUANTITIES, found, strict=True)}
+    return {name: np.asarray(std) for name, std in zip(QUANTITIES, found, strict=True)}
 
 
 def return_variances(mdp: TabularMDP, policy: Policy) -> Float[np.ndarray, " s"]:
     """The variance of the return from each state, exactly.
 
-    By the distribution of total variance Var(s) = E(R + γV(S′) − V(s))² + E γ²Var(S′), which is linear in Var.
+    By the law of total variance Var(s) = E(R + γV(S′) − V(s))² + E γ²Var(S′), which is linear in Var.
     """
     choose = action_probs(mdp, policy)
     weights = choose[:, :, None] * mdp.probs
     values = (choose * policy_values(mdp, policy)).sum(-1)
     go_on = mdp.discount * ~mdp.terminal
-    noise = np.array([distribution.distribution.std**2 for distribution in mdp.reward_distributions] + [0.0])[
-        mdp.distributions
-    ]
+    noise = np.array([each.distribution.std**2 for each in mdp.reward_distributions] + [0.0])[mdp.reward_index]
     surprise = mdp.mean_rewards + go_on * values[mdp.next_states] - values[:, None, None]
     system = np.eye(mdp.num_states)
     s, _, _ = np.indices(weights.shape)
@@ -79,17 +73,14 @@ def return_variances(mdp: TabularMDP, policy: Policy) -> Float[np.ndarray, " s"]
     return np.linalg.solve(system, (weights * (surprise**2 + noise)).sum((1, 2)))
 
 
-def learned_quantiles(
+def learn_quantiles(
     mdp: TabularMDP,
     policy: Int[np.ndarray, " s"],
-    count: int,
-    steps: int,
-    rate: Schedule,
+    learning: Learning,
     seeds: Int[np.ndarray, " seeds"],
-    tick: Ticks,
+    tick: Tick,
 ) -> Float[np.ndarray, "seeds s n"]:
     """The quantiles of every state that quantile TD learns for a policy."""
-    learning = Learning(Quantiles(count), steps, rate, record_every=steps // 5)
     table = learn(mdp, learning, seeds, policy, tick).table
     return table[:, np.arange(mdp.num_states), policy].astype(np.float64)
 
@@ -103,11 +94,10 @@ class Player(NamedTuple):
     discount: float
 
     def act(self, observations: Array) -> Int[Array, " games"]:
-        """The greedy actions."""
         return self.agent.greedy_action(self.params, observations, None, None)
 
 
-def agent_run(env: str, steps: int, seed: int) -> RunConfig:
+def configure_agent(env: str, steps: int, seed: int) -> RunConfig:
     """The run of QR-DQN's preset, its ε falling over the same share of the run as in a million steps."""
     config = configure("qr-dqn", env, max(1, steps), seed)
     assert isinstance(config.agent, ValueConfig)
@@ -115,20 +105,16 @@ def agent_run(env: str, steps: int, seed: int) -> RunConfig:
     exploration = replace(config.agent.exploration, over_steps=max(1, steps // 4))
     every = max(1, steps // 20 // config.schedule.steps) * config.schedule.steps
     agent = replace(config.agent, exploration=exploration)
-    return replace(config, agent=agent, log_every=every, evaluate_every=every, checkpoint_every=every)
+    return look_every(replace(config, agent=agent), every, config.evaluation_episodes)
 
 
-def train(config: RunConfig, learns: bool, tick: Ticks) -> Player:
+def train_player(config: RunConfig, learns: bool, tick: Tick) -> Player:
     """The agent of a run after its training, or before it."""
     env = make_jax_env(config.env)
     if not learns:
         agent = make_agent(config.agent, env.spec)
         return Player(agent, jax.jit(agent.init)(Keys.from_seed(config.seed).init).params, env, config.agent.discount)
-    run = make_loop(config)
-    assert isinstance(run, CompiledLoop)
-    while run.step < config.whole_steps:
-        run.advance(config.next_record(run.step), False, lambda: False)
-        tick(run.step / config.whole_steps)
+    run, _ = list(train(config, False, tick))[-1]
     return Player(run.agent, run.params(0), env, config.agent.discount)
 
 
@@ -159,8 +145,8 @@ class Table:
         self.player, self.games, self.count = player, games, count
         self.advance = jax.jit(self._advance)
 
-    def begin(self, places: Places) -> Rollouts:
-        """No game has begun."""
+    def start(self, places: Places) -> Rollouts:
+        """No game has started."""
         zeros, number = jnp.zeros(self.games, jnp.float32), jnp.zeros(self.games, jnp.int32)
         return Rollouts(
             places, zeros + 1, zeros, number, jnp.zeros((self.games, self.count), jnp.float32), jnp.int32(0)
@@ -179,7 +165,7 @@ class Table:
             # A game that is not over writes its return so far, and later steps write over it.
             returns = past.returns.at[jnp.arange(self.games), past.number].set(total, mode="drop")
             return Rollouts(
-                choose(over, places, Places(outcome.state, outcome.observation)),
+                select_places(over, places, Places(outcome.state, outcome.observation)),
                 jnp.where(over, jnp.float32(1), factor),
                 jnp.where(over, jnp.float32(0), total),
                 past.number + over.astype(jnp.int32),
@@ -190,19 +176,19 @@ class Table:
         return jax.lax.fori_loop(jnp.int32(0), steps, step, rollouts)
 
 
-def choose(which: Bool[Array, " games"], first: Places, second: Places) -> Places:
+def select_places(which: Bool[Array, " games"], first: Places, second: Places) -> Places:
     """The first places where `which` is true, else the second."""
     return jax.tree.map(lambda a, b: jnp.where(which.reshape(-1, *(1,) * (a.ndim - 1)), a, b), first, second)
 
 
-def read_runs(table: Table, key: PRNGKeyArray, steps: int, rng: np.random.Generator) -> tuple[Places, int]:
+def find_places(table: Table, key: PRNGKeyArray, steps: int, rng: np.random.Generator) -> tuple[Places, int]:
     """As many states as the table has games, drawn from all that look different in some steps of greedy play.
 
     Where there are fewer such states they are repeated in order; their number comes second.
     """
     reset_key, play_key = jax.random.split(key)
     start = Places(*jax.jit(jax.vmap(table.player.env.reset))(jax.random.split(reset_key, table.games)))
-    rollouts, passed = table.begin(start), []
+    rollouts, passed = table.start(start), []
     for _ in range(steps):
         rollouts = table.advance(start, rollouts, play_key, jnp.int32(1))
         passed.append(jax.device_get(rollouts.now))
@@ -213,14 +199,14 @@ def read_runs(table: Table, key: PRNGKeyArray, steps: int, rng: np.random.Genera
 
 
 def sample_greedy_returns(
-    table: Table, places: Places, key: PRNGKeyArray, tick: Ticks
+    table: Table, places: Places, key: PRNGKeyArray, tick: Tick
 ) -> Float[np.ndarray, "places count"]:
     """Discounted returns of the greedy policy from each place, as many as the table counts.
 
     Each place plays one game after the other, so that none waits for the longest, and stops at a number of games, so
     that short ones are not preferred.
     """
-    rollouts, done = table.begin(places), 0.0
+    rollouts, done = table.start(places), 0.0
     while done < 1:
         rollouts = table.advance(places, rollouts, key, jnp.int32(STRETCH))
         done = float(np.minimum(np.asarray(rollouts.number), table.count).mean() / table.count)

@@ -4,10 +4,9 @@ The paper takes f > 0 as its condition for QEM to have less variance than the pl
 f among 100,000 trials. `paper_condition` is f to the letter; `variance_reduction` is what decides.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -15,9 +14,9 @@ from matplotlib.figure import Figure
 
 from qemrl.estimators import paper_condition, variance_reduction
 from qemrl.experiments.statistics import Interval, mean_interval, share_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, LineStyle, level_line
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import LOOKS, LineStyle, level_line
 
 PRINTED: dict[tuple[int, int], float] = {
     (32, 2): 0.614,
@@ -59,7 +58,7 @@ def random_problems(
         yield rng.random(shape), rng.uniform(1, largest, shape)
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """The minima for variances on [1, M] and on [1, M + 1], next to the printed ones."""
     rng = np.random.default_rng(seed)
     blocks, trials = SIZES[scale]
@@ -81,7 +80,7 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "f is not positive by necessity: all v = 1, which [1, M] allows, gives f ≤ 0 for any levels. The smallest f of "
         f"all trials with v from [1, M] is {min(float(cell.minima.min()) for cell in stated.values()):.3f}.",
     ]
-    return Result(rows, _draw(stated, wider), _claims(stated, shares), notes)
+    return Result(rows, _draw(stated, wider), [*_claims(stated, shares)], notes)
 
 
 def _cell(rng: np.random.Generator, blocks: int, trials: int, count: int, largest: int) -> Cell:
@@ -114,60 +113,52 @@ def _row(key: tuple[int, int], stated: Cell, wider: Cell, trials: int) -> dict[s
     return row
 
 
-def _claims(stated: dict[tuple[int, int], Cell], shares: dict[int, Interval]) -> list[Claim]:
-    smallest = min((mean_interval(cell.minima) for cell in stated.values()), key=lambda interval: interval.value)
-    attainable = mean_interval(stated[500, 5].means)
-    claims = [
-        Claim(
-            name="f-is-positive",
-            where="Appendix E.1",
-            statement="With random levels and random variances the smallest f among many trials is positive.",
-            rule="the expected minimum over a block of trials is above 0 for each N and M",
-            measured=smallest,
-            meaning="the mean of the blocks' minima, for the N and M where it is smallest",
-            verdict=judge(smallest, above=0.0),
-        ),
-        Claim(
-            name="printed-minima",
-            where="Table 4",
-            statement="The table lists the smallest f among trials with variances from [1, M].",
-            rule="no minimum exceeds the mean: E[f] for N = 500 and M = 5 is above the printed 9.357",
-            measured=attainable,
-            meaning="the mean of f for N = 500 and variances from [1, 5]",
-            verdict=judge(attainable, above=PRINTED[500, 5]),
-        ),
-    ]
+def _claims(stated: dict[tuple[int, int], Cell], shares: dict[int, Interval]) -> Iterator[Claim]:
+    yield check_claim(
+        "f-is-positive",
+        "Appendix E.1",
+        "With random levels and random variances the smallest f among many trials is positive.",
+        "the expected minimum over a block of trials is above 0 for each N and M",
+        min((mean_interval(cell.minima) for cell in stated.values()), key=lambda interval: interval.value),
+        "the mean of the blocks' minima, for the N and M where it is smallest",
+        above=0.0,
+    )
+    yield check_claim(
+        "printed-minima",
+        "Table 4",
+        "The table lists the smallest f among trials with variances from [1, M].",
+        "no minimum exceeds the mean: E[f] for N = 500 and M = 5 is above the printed 9.357",
+        mean_interval(stated[500, 5].means),
+        "the mean of f for N = 500 and variances from [1, 5]",
+        above=PRINTED[500, 5],
+    )
     for order, share in shares.items():
-        claims.append(
-            Claim(
-                name=f"f-implies-less-variance-order-{order}",
-                where="Proposition 4.2(ii)",
-                statement=f"Where f > 0, QEM of order {order} has less variance than the plain mean.",
-                rule=f"it has more in less than {RARE:.1%} of the draws with f > 0 (random levels, N = 32, M = 2)",
-                measured=share,
-                meaning="share of the draws with f > 0 in which QEM has more variance",
-                verdict=judge(share, below=RARE),
-            )
+        yield check_claim(
+            f"f-implies-less-variance-order-{order}",
+            "Proposition 4.2(ii)",
+            f"Where f > 0, QEM of order {order} has less variance than the plain mean.",
+            f"it has more in less than {RARE:.1%} of the draws with f > 0 (random levels, N = 32, M = 2)",
+            share,
+            "share of the draws with f > 0 in which QEM has more variance",
+            below=RARE,
         )
-    return claims
 
 
 def _draw(stated: dict[tuple[int, int], Cell], wider: dict[tuple[int, int], Cell]) -> Figure:
     """Our minima over the printed ones: a printed value is right where the marks are at one."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-        axis = figure.subplots()
-        level_line(axis, 1.0)
-        _draw_ranges(axis, stated, LOOKS[0], -0.13, "v uniform on [1, M], as the paper says")
-        _draw_ranges(axis, wider, LOOKS[2], 0.13, "v uniform on [1, M + 1]")
-        axis.set_xticks(range(len(PRINTED)), [f"M = {largest}" for _, largest in PRINTED])
-        for place, count in enumerate((32, 128, 500)):
-            axis.text(3 * place + 1, -0.09, f"N = {count}", transform=axis.get_xaxis_transform(), ha="center", va="top")
-        for edge in (2.5, 5.5):
-            axis.axvline(edge, color=figures.MUTED, lw=0.4)
-        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-        axis.set_ylabel("smallest f of our trials / printed minimum")
-        figure.legend(loc="outside upper center", ncols=2, fontsize=8)
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axis = figure.subplots()
+    level_line(axis, 1.0)
+    _draw_ranges(axis, stated, LOOKS[0], -0.13, "v uniform on [1, M], as the paper says")
+    _draw_ranges(axis, wider, LOOKS[2], 0.13, "v uniform on [1, M + 1]")
+    axis.set_xticks(range(len(PRINTED)), [f"M = {largest}" for _, largest in PRINTED])
+    for place, count in enumerate((32, 128, 500)):
+        axis.text(3 * place + 1, -0.09, f"N = {count}", transform=axis.get_xaxis_transform(), ha="center", va="top")
+    for edge in (2.5, 5.5):
+        axis.axvline(edge, color=figures.MUTED, lw=0.4)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    axis.set_ylabel("smallest f of our trials / printed minimum")
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8)
     return figure
 
 

@@ -4,21 +4,19 @@ Each action at x0 is taken with a chance of one half, and its return is learned.
 learned table, since in policy evaluation the estimate of Q has no influence on what is learned.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from qemrl.estimators import QEM, EmpiricalMean, Estimator, TailVariance, midpoints
-from qemrl.experiments.statistics import Interval, mean_interval, ratio_of_variances_interval, share_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, entry, level_line, light_grid
-from qemrl.plotting import style as figures
+from qemrl.experiments.statistics import mean_interval, ratio_of_variances_interval
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim, count_share
+from qemrl.plotting.style import LOOKS, entry, level_line, light_grid
 from qemrl.tabular import Categories, Learning, Quantiles, Scalar, Steps, TabularMDP, learn, toy_exponential
 
 MEANS = (1.2, 1.0)
@@ -38,7 +36,7 @@ BASELINES = {"TD of the mean": Scalar(), "categories": Categories(0.0, 12.0)}
 """Learners of the mean without quantiles; with 51 atoms on [0, 12]."""
 
 DECIDING = 0.05
-"""The step size at which claims are judged: the one that the paper starts with in its tabular experiments."""
+"""The step size at which claims are decided: the one that the paper starts with in its tabular experiments."""
 
 SETTINGS: dict[str, dict[float, tuple[int, ...]]] = {
     "smoke": {DECIDING: (32,)},
@@ -49,7 +47,7 @@ SETTINGS: dict[str, dict[float, tuple[int, ...]]] = {
 
 SEEDS = {"smoke": 100, "small": 400, "paper": 1_000}
 LENGTHS = (500, 2_000, 10_000)
-"""Transitions, of which three make an episode; claims are judged at the last, or over all three."""
+"""Transitions, of which three make an episode; claims are decided at the last, or over all three."""
 
 OFTEN = 0.05
 """The rule: one wrong choice in twenty is often."""
@@ -88,7 +86,7 @@ def process() -> TabularMDP:
     return toy_exponential(MEANS)
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Bias, spread and wrong choices of all estimators, over settings and lengths of training."""
     seeds = np.random.default_rng(seed).integers(2**31, size=SEEDS[scale])
     cases: Cases = {}
@@ -104,12 +102,12 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "The paper gives no discount; here it is 1, and returns at x0 have the means 1.2 and 1.",
         f"{SEEDS[scale]} runs for each setting, the same seeds in all; an episode is three transitions.",
         "The paper shows one run, and does not say how long or with which N and step; here they are varied.",
-        f"Claims are judged with a step of {DECIDING}; the end is after {LENGTHS[-1]:,} transitions.",
+        f"Claims are decided with a step of {DECIDING}; the end is after {LENGTHS[-1]:,} transitions.",
         "Quantiles start from U(−0.5, 0.5), the mean at 0, and categories with equal probabilities, whose mean is 6.",
     ]
     if scale == "smoke":
         notes.append("This scale leaves out N = 128 and the learners without quantiles.")
-    return Result([asdict(row) for row in rows], _draw(rows, cases), _claims(cases), notes)
+    return Result([asdict(row) for row in rows], _draw(rows, cases), [*_claims(cases)], notes)
 
 
 def _at_lengths(learning: Learning, seeds: Int[np.ndarray, " seeds"]) -> Float[np.ndarray, "seeds lengths 2 d"]:
@@ -137,87 +135,83 @@ def wrong_choices(estimates: Float[np.ndarray, "*batch 2"]) -> Float[np.ndarray,
     return (estimates[..., 0] < estimates[..., 1]).astype(np.float64)
 
 
-def _share_of_wrong(estimates: Float[np.ndarray, "seeds 2"]) -> Interval:
-    return share_interval(int(wrong_choices(estimates).sum()), len(estimates))
-
-
 def _row(key: tuple[float, int, str], length: int, estimates: Float[np.ndarray, "seeds 2"]) -> Row:
     step, count, name = key
     first, second = (mean_interval(estimates[:, i] - mean) for i, mean in enumerate(MEANS))
     stds = estimates.std(0, ddof=1)
-    wrong = _share_of_wrong(estimates)
+    wrong = count_share(wrong_choices(estimates))
     return Row(count, step, length, name, *first, *second, float(stds[0]), float(stds[1]), *wrong)
 
 
-def _claims(cases: Cases) -> list[Claim]:
+def _claims(cases: Cases) -> Iterator[Claim]:
     counts = sorted({count for _, count, _ in cases if count})
     last = {(count, name): values[:, -1] for (step, count, name), values in cases.items() if step == DECIDING}
-    claims = []
+    plain, most = last[counts[-1], PLAIN], f"the plain mean (N = {counts[-1]})"
+    yield check_claim(
+        "qdrl-prefers-a2",
+        "Section 3.2",
+        "QDRL ends up with the worse action.",
+        f"in more than {OFTEN:.0%} of runs {most} prefers a2 at the end",
+        count_share(wrong_choices(plain)),
+        "share of runs with the wrong choice at the end",
+        above=OFTEN,
+    )
     for count in counts:
-        plain, paper = last[count, PLAIN], last[count, PAPER]
-        shares = {name: wrong_choices(cases[DECIDING, count, name]).mean(-1) for name in (PLAIN, PAPER)}
-        fewer = mean_interval(shares[PAPER] - shares[PLAIN])
-        ratio = ratio_of_variances_interval(plain[:, 0], paper[:, 0])
-        other = ratio_of_variances_interval(plain[:, 1], paper[:, 1])
-        claims += [
-            Claim(
-                name=f"fewer-wrong-choices-{count}",
-                where="Section 3.2",
-                statement=f"QEM of order 4 with V = 1.5 prefers a2 less often than the plain mean does (N = {count}).",
-                rule="the share of wrong choices over all lengths, QEM less plain mean, paired by run, is below 0",
-                measured=fewer,
-                meaning=f"difference of shares; plain mean {shares[PLAIN].mean():.4f}, QEM {shares[PAPER].mean():.4f}",
-                verdict=judge(fewer, below=0.0),
-            ),
-            Claim(
-                name=f"less-variance-{count}",
-                where="Section 3.2",
-                statement=f"QEM of order 4 with V = 1.5 has less variance than the plain mean (N = {count}).",
-                rule="Var(mean) / Var(QEM) of the estimates of a1 over runs is above 1",
-                measured=ratio,
-                meaning=f"Var(mean) / Var(QEM) for a1; for a2 it is {other}",
-                verdict=judge(ratio, above=1.0),
-            ),
-        ]
-    first, second = (mean_interval(last[counts[-1], PLAIN][:, i] - mean) for i, mean in enumerate(MEANS))
-    wrong = _share_of_wrong(last[counts[-1], PLAIN])
-    statement, meaning = "QDRL ends up with the worse action.", "share of runs with the wrong choice at the end"
-    rule = f"in more than {OFTEN:.0%} of runs the plain mean (N = {counts[-1]}) prefers a2 at the end"
-    verdict = judge(wrong, above=OFTEN)
-    often = Claim("qdrl-prefers-a2", "Section 3.2", statement, rule, wrong, meaning, verdict)
-    under = "QDRL's estimate of a1's mean is too low."
-    over = "QDRL's estimate of a2's mean is too high."
-    rule = f"the mean over runs of the plain mean's error (N = {counts[-1]}) is"
-    bias = "mean error of the plain mean of quantiles"
-    return [
-        often,
-        *claims,
-        Claim("underestimates-a1", "Section 3.2", under, f"{rule} below 0", first, bias, judge(first, below=0.0)),
-        Claim("overestimates-a2", "Section 3.2", over, f"{rule} above 0", second, bias, judge(second, above=0.0)),
-    ]
+        yield from _comparison_claims(count, cases)
+    rule, bias = (
+        f"the mean over runs of the plain mean's error (N = {counts[-1]}) is",
+        "mean error of the plain mean of quantiles",
+    )
+    under, over = "QDRL's estimate of a1's mean is too low.", "QDRL's estimate of a2's mean is too high."
+    first, second = (mean_interval(plain[:, i] - mean) for i, mean in enumerate(MEANS))
+    yield check_claim("underestimates-a1", "Section 3.2", under, f"{rule} below 0", first, bias, below=0.0)
+    yield check_claim("overestimates-a2", "Section 3.2", over, f"{rule} above 0", second, bias, above=0.0)
+
+
+def _comparison_claims(count: int, cases: Cases) -> Iterator[Claim]:
+    plain, paper = (cases[DECIDING, count, name] for name in (PLAIN, PAPER))
+    theirs, ours = (wrong_choices(estimates).mean(-1) for estimates in (plain, paper))
+    yield check_claim(
+        f"fewer-wrong-choices-{count}",
+        "Section 3.2",
+        f"QEM of order 4 with V = 1.5 prefers a2 less often than the plain mean does (N = {count}).",
+        "the share of wrong choices over all lengths, QEM less plain mean, paired by run, is below 0",
+        mean_interval(ours - theirs),
+        f"difference of shares; plain mean {theirs.mean():.4f}, QEM {ours.mean():.4f}",
+        below=0.0,
+    )
+    ratio, other = (ratio_of_variances_interval(plain[:, -1, i], paper[:, -1, i]) for i in range(2))
+    yield check_claim(
+        f"less-variance-{count}",
+        "Section 3.2",
+        f"QEM of order 4 with V = 1.5 has less variance than the plain mean (N = {count}).",
+        "Var(mean) / Var(QEM) of the estimates of a1 over runs is above 1",
+        ratio,
+        f"Var(mean) / Var(QEM) for a1; for a2 it is {other}",
+        above=1.0,
+    )
 
 
 def _draw(rows: list[Row], cases: Cases) -> Figure:
     """Wrong choices by length of training, and the estimates of both actions at its end."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.6, 3.4), layout="constrained")
-        counts = sorted({count for _, count, _ in cases if count})
-        axes = figure.subplots(1, len(counts) + 1, width_ratios=[*([1] * len(counts)), 1.25])
-        for axis, count in zip(axes[:-1], counts, strict=True):
-            _draw_wrong(axis, [row for row in rows if row.step == DECIDING and row.quantiles in (count, 0)])
-            axis.set_title(f"N = {count}, step {DECIDING}")
-            axis.set_ylim(0, 0.55)
-        axes[0].set_ylabel("share of runs that prefer the worse action")
-        last = {
-            name: values[:, -1]
-            for (step, count, name), values in cases.items()
-            if step == DECIDING and count in (counts[-1], 0)
-        }
-        _draw_estimates(axes[-1], last)
-        axes[-1].set_title(f"N = {counts[-1]}, step {DECIDING}, {LENGTHS[-1]:,} transitions")
-        names = [*ESTIMATORS, *BASELINES]
-        handles = [entry(look, name) for look, name in zip(LOOKS, names, strict=True) if name in last]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    counts = sorted({count for _, count, _ in cases if count})
+    axes = figure.subplots(1, len(counts) + 1, width_ratios=[*([1] * len(counts)), 1.25])
+    for axis, count in zip(axes[:-1], counts, strict=True):
+        _draw_wrong(axis, [row for row in rows if row.step == DECIDING and row.quantiles in (count, 0)])
+        axis.set_title(f"N = {count}, step {DECIDING}")
+        axis.set_ylim(0, 0.55)
+    axes[0].set_ylabel("share of runs that prefer the worse action")
+    last = {
+        name: values[:, -1]
+        for (step, count, name), values in cases.items()
+        if step == DECIDING and count in (counts[-1], 0)
+    }
+    _draw_estimates(axes[-1], last)
+    axes[-1].set_title(f"N = {counts[-1]}, step {DECIDING}, {LENGTHS[-1]:,} transitions")
+    names = [*ESTIMATORS, *BASELINES]
+    handles = [entry(look, name) for look, name in zip(LOOKS, names, strict=True) if name in last]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 

@@ -5,11 +5,10 @@ At x0 the target has a flat distribution function at every level, so a whole int
 are therefore given in half-widths γ/2N: 0 is the truth, 1 what the paper says is learned.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -17,9 +16,9 @@ from matplotlib.figure import Figure
 
 from qemrl.estimators import midpoints
 from qemrl.experiments.statistics import Interval, mean_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS, level_line
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import LOOKS, level_line
 from qemrl.tabular import Learning, Quantiles, Steps, TabularMDP, learn, policy_values, quantile_fixed_point
 from qemrl.tabular import toy_uniform as make_toy_uniform
 from qemrl.tabular.fixed_points import Ties
@@ -73,8 +72,8 @@ class Row:
 def true_quantiles(levels: Float[np.ndarray, "*shape"], count: int, discount: float) -> Float[np.ndarray, "*shape"]:
     """The quantiles of the return at x0: γU(0, 1) or γU(1/N, 1 + 1/N), with equal chances.
 
-    Both distributions overlap between 1/N and 1, where the distribution function of the return over γ is y − 1/2N; below and
-    above only one of them is there, and it rises half as fast.
+    Both overlap between 1/N and 1, where the distribution function of the return over γ is y − 1/2N; below and above
+    only one of them is there, and it rises half as fast.
     """
     half = 1 / (2 * count)
     above = np.where(levels > 1 - half, 2 * levels - 1 + 2 * half, levels + half)
@@ -87,13 +86,13 @@ def process(count: int) -> TabularMDP:
     return make_toy_uniform(count, DISCOUNT)
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Truth, fixed points and what is learned at x0, for several N and step sizes."""
     seeds = np.random.default_rng(seed).integers(2**31, size=SEEDS[scale])
     rows: list[Row] = []
     errors: Errors = {}
     for done, count in enumerate(COUNTS[scale], start=1):
-        for step, learned in _learned(count, STRETCHES[scale], seeds).items():
+        for step, learned in _learn_quantiles(count, STRETCHES[scale], seeds).items():
             truth = true_quantiles(midpoints(count), count, DISCOUNT)
             errors[count, step] = (learned - truth) * 2 * count / DISCOUNT
             rows += _rows(count, step, learned)
@@ -106,10 +105,10 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         "a stretch ends.",
         "With middles for ties the fixed point is the truth, and its mean the true γ(N + 1)/2N.",
     ]
-    return Result([asdict(row) for row in rows], _draw(rows, errors), _claims(errors), notes)
+    return Result([asdict(row) for row in rows], _draw(rows, errors), [*_claims(errors)], notes)
 
 
-def _learned(
+def _learn_quantiles(
     count: int, stretches: tuple[tuple[float, int], ...], seeds: np.ndarray
 ) -> dict[float, Float[np.ndarray, "seeds n"]]:
     """The quantiles at x0 at the end of each stretch, by step size."""
@@ -144,13 +143,13 @@ def fixed_points(count: int) -> Float[np.ndarray, "3 n"]:
     return np.stack([quantile_fixed_point(process(count), ONLY_ACTION, count, ties, RESOLUTION)[0] for ties in every])
 
 
-def _folded(interval: Interval) -> Interval:
+def _fold(interval: Interval) -> Interval:
     """The interval of the absolute value."""
     value, low, high = interval if interval.value >= 0 else (-interval.value, -interval.high, -interval.low)
     return Interval(value, max(low, 0.0), high)
 
 
-def _claims(errors: Errors) -> list[Claim]:
+def _claims(errors: Errors) -> Iterator[Claim]:
     step = min(step for _, step in errors)
     last = {count: values for (count, size), values in errors.items() if size == step}
     columns = [column for values in last.values() for column in values.T]
@@ -166,38 +165,34 @@ def _claims(errors: Errors) -> list[Claim]:
             "What QDRL learns at x0 is wrong at each level.",
             f"at each level the mean over runs is off by more than {CLOSER} half-widths,",
             "|mean error| of a quantile",
-            [_folded(mean_interval(column)) for column in columns],
+            [_fold(mean_interval(column)) for column in columns],
         ),
         "mean-is-biased": (
             "The projection shifts the mean that QDRL learns at x0.",
             f"the plain mean of the quantiles, averaged over runs, is off by more than {CLOSER} half-widths",
             "|mean error| of the plain mean",
-            [_folded(mean_interval(values.mean(-1))) for values in last.values()],
+            [_fold(mean_interval(values.mean(-1))) for values in last.values()],
         ),
     }
-    claims = []
     for name, (statement, rule, meaning, found) in stated.items():
         least = min(found, key=lambda interval: interval.value)
         most = max(interval.value for interval in found)
         meaning += f" in half-widths γ/2N (the paper: 1), where it is smallest; the largest is {most:.3f}"
-        full, verdict = f"{rule} {cases}", judge(least, above=CLOSER)
-        claims.append(Claim(name, "Section 3.1", statement, full, least, meaning, verdict))
-    return claims
+        yield check_claim(name, "Section 3.1", statement, f"{rule} {cases}", least, meaning, above=CLOSER)
 
 
 def _draw(rows: list[Row], errors: Errors) -> Figure:
     """The quantiles at x0 for N = 8, and errors of the first quantile and of the mean by step size."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.6, 3.2), layout="constrained")
-        axes = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
-        step = min(row.step for row in rows)
-        _draw_levels(axes[0], [row for row in rows if (row.quantiles, row.step) == (8, step) and row.index])
-        _draw_errors(axes[1], {key: values[:, 0] for key, values in errors.items()}, "first quantile")
-        _draw_errors(axes[2], {key: values.mean(-1) for key, values in errors.items()}, "plain mean")
-        for axis in axes[1:]:
-            axis.set_ylim(-2.4, 1.3)
-        axes[1].set_ylabel("mean error over runs / (γ/2N)")
-        axes[2].legend(loc="lower left")
+    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    axes = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
+    step = min(row.step for row in rows)
+    _draw_levels(axes[0], [row for row in rows if (row.quantiles, row.step) == (8, step) and row.index])
+    _draw_errors(axes[1], {key: values[:, 0] for key, values in errors.items()}, "first quantile")
+    _draw_errors(axes[2], {key: values.mean(-1) for key, values in errors.items()}, "plain mean")
+    for axis in axes[1:]:
+        axis.set_ylim(-2.4, 1.3)
+    axes[1].set_ylabel("mean error over runs / (γ/2N)")
+    axes[2].legend(loc="lower left")
     return figure
 
 

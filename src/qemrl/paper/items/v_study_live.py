@@ -1,7 +1,7 @@
 """Errors of estimators while quantiles are learned: quantile regression with a constant step, one return at a time.
 
 A learner sees every return of its chain. Beside it run what V can be estimated from and what rivals average: four
-learners that see a random half of the returns, a EMA network, running moments of the TD errors, and ten snapshots.
+learners that see a random half of the returns, an EMA network, running moments of the TD errors, and ten snapshots.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,6 @@ from qemrl.estimators import (
     DecayingVariance,
     Distribution,
     EmpiricalMean,
-    Estimator,
     HeadsVariance,
     ResidualVariance,
     SparsityVariance,
@@ -28,6 +27,8 @@ from qemrl.estimators import (
     VarianceInputs,
     midpoints,
 )
+from qemrl.paper.claims import Tick
+from qemrl.paper.items.v_study_exact import Arm
 
 COUNT, STEP, RATE = 32, 0.05, 5e-4
 """Quantiles; the step, in standard deviations; the rate of the EMA network and of the moments."""
@@ -51,18 +52,9 @@ class Chain(NamedTuple):
     snapshots: Float[Array, "snapshots n"]
 
 
-class Arm(NamedTuple):
-    """An estimator, with what it is given."""
-
-    estimator: Estimator
-    variance: str
-    averaging: str = "none"
-    order: int = 4
-
-
 def live_arms() -> dict[str, Arm]:
     """Estimators and rivals; all V with order 4 in Hermite polynomials, as in the paper."""
-    arms = {"mean": Arm(EmpiricalMean(), "I", order=1), "H4 I": Arm(QEM(), "I")}
+    arms = {"mean": Arm(EmpiricalMean()), "H4 I": Arm(QEM())}
     arms["H4 tail 1.5"] = Arm(QEM(variance=TailVariance(1.5)), "tail 1.5")
     arms["H4 decay"] = Arm(QEM(variance=DecayingVariance(over_steps=1_000)), "decay")
     arms["H4 counts"] = Arm(QEM(variance=CountedVariance()), "counts")
@@ -74,15 +66,13 @@ def live_arms() -> dict[str, Arm]:
         arms[f"H4 heads{name}"] = Arm(QEM(variance=HeadsVariance(full=full)), f"heads{name}")
         arms[f"H4 TD residuals{name}"] = Arm(QEM(variance=ResidualVariance(full=full)), f"TD residuals{name}")
     arms["H4 slope of itself"] = Arm(QEM(variance=SparsityVariance(1)), "slope of itself")
-    for name, averaging in (("EMA network", "EMA network"), ("heads", "heads"), ("snapshots", "snapshots")):
-        arms[f"mean, {name}"] = Arm(EmpiricalMean(), "I", averaging, 1)
-    arms["H4 I, EMA network"] = Arm(QEM(), "I", "EMA network")
+    for averaging in ("EMA network", "heads", "snapshots"):
+        arms[f"mean, {averaging}"] = Arm(EmpiricalMean(), averaging=averaging)
+    arms["H4 I, EMA network"] = Arm(QEM(), averaging="EMA network")
     return arms
 
 
-def live_errors(
-    distribution: Distribution, scale: str, seed: int, tick: Callable[[float], None]
-) -> dict[str, Float[np.ndarray, "c t"]]:
+def live_errors(distribution: Distribution, scale: str, seed: int, tick: Tick) -> dict[str, Float[np.ndarray, "c t"]]:
     """Estimate less truth, for each chain and look, by arm."""
     chains, pause, looks = SIZES[scale]
     keys = jax.random.split(jax.random.key(seed), chains)

@@ -1,13 +1,16 @@
 """The errors of estimators whose weights are known: exact for given levels, averaged over draws of levels.
 
-For distributions with atoms the means and covariances of learned quantiles are simulated: formulas of first order have infinite
-slopes there.
+For distributions with atoms the means and covariances of learned quantiles are simulated: formulas of first order have
+infinite slopes there. They are found at the levels of a grid, and between them joined by straight lines.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -16,6 +19,7 @@ from qemrl.estimators import (
     ConstantVariance,
     Distribution,
     EmpiricalMean,
+    EstimatedVariance,
     Estimator,
     IndependentNoise,
     Noise,
@@ -25,14 +29,14 @@ from qemrl.estimators import (
     SparsityVariance,
     TailVariance,
     VarianceInputs,
+    VarianceModel,
     midpoints,
     stratified_levels,
     uniform_levels,
 )
 from qemrl.estimators.basis import BasisName
-from qemrl.paper.claims import Scale
-from qemrl.paper.items.bank import bank, with_atoms
-from qemrl.paper.items.simulated_noise import Simulated, regressed, sampled
+from qemrl.paper.claims import Scale, Tick, scale_tick
+from qemrl.paper.items.v_study_distributions import all_distributions, names_with_atoms
 
 DRAWS = {"smoke": 40, "small": 400, "paper": 2_000}
 """Draws of levels."""
@@ -48,6 +52,12 @@ REGRESSED = 2_000
 
 BLOCKS = 20
 """Draws of levels are put into so many blocks, whose spread gives intervals."""
+
+GRID = midpoints(64)
+"""The levels at which learned quantiles are simulated."""
+
+TABLE = 16_384
+"""Returns are drawn from so many quantiles of a distribution."""
 
 NOISES: dict[str, Noise | None] = {
     "none": None,
@@ -82,16 +92,18 @@ CONDITIONS = tuple(
 
 
 class Arm(NamedTuple):
-    """An estimator under a name, in four words for tables."""
+    """An estimator, with words for tables on its V and on what is averaged before it."""
 
     estimator: Estimator
-    order: int
-    basis: str
-    variance: str
+    variance: str = "I"
+    averaging: str = "none"
 
-
-def _qem(order: int, basis: BasisName, name: str, model: Any) -> Arm:
-    return Arm(QEM(order, model, basis), order, basis, name)
+    @property
+    def columns(self) -> dict[str, str | int]:
+        """What the arm is made of, for tables."""
+        qem = self.estimator if isinstance(self.estimator, QEM) else None
+        order, basis = (1, "") if qem is None else (qem.order, qem.basis)
+        return {"order": order, "basis": basis, "variance_model": self.variance, "averaging": self.averaging}
 
 
 def exact_arms() -> dict[str, Arm]:
@@ -100,11 +112,11 @@ def exact_arms() -> dict[str, Arm]:
     The slopes that the sparsity rule needs are those of the distribution itself: what a perfect EMA network would know.
     """
     arms = {
-        "mean": Arm(EmpiricalMean(), 1, "", "I"),
-        "auto": _qem(2, "legendre", "spacing", SpacingVariance()),
+        "mean": Arm(EmpiricalMean()),
+        "auto": Arm(QEM(2, SpacingVariance(), "legendre"), "spacing"),
+        "cells": Arm(QEM(1, SpacingVariance(1.0), "legendre"), "cells"),
     }
-    arms["cells"] = _qem(1, "legendre", "cells", SpacingVariance(1.0))
-    models: dict[str, Any] = {
+    models: dict[str, VarianceModel | EstimatedVariance] = {
         "I": ConstantVariance(),
         "tail 1.5": TailVariance(1.5),
         "spacing": SpacingVariance(),
@@ -114,11 +126,9 @@ def exact_arms() -> dict[str, Arm]:
         "slope², GLS": SparsityVariance(2, full=True),
     }
     bases: tuple[BasisName, ...] = ("hermite", "legendre")
-    for name, model in models.items():
-        for basis in bases:
-            for order in (2, 3, 4):
-                if (name, basis, order) != ("spacing", "legendre", 2):  # which is auto
-                    arms[f"{basis[0].upper()}{order} {name}"] = _qem(order, basis, name, model)
+    for (name, model), basis, order in product(models.items(), bases, (2, 3, 4)):
+        if (name, basis, order) != ("spacing", "legendre", 2):  # which is auto
+            arms[f"{basis[0].upper()}{order} {name}"] = Arm(QEM(order, model, basis), name)
     return arms
 
 
@@ -134,7 +144,6 @@ class Errors(NamedTuple):
 
     @property
     def mse(self) -> Float[np.ndarray, " blocks"]:
-        """The mean squared error."""
         return self.squares + self.variance
 
 
@@ -143,14 +152,15 @@ Key = tuple[str, str, str, str]
 """Condition, noise, distribution, arm."""
 
 
-def often(
-    distributions: dict[str, Distribution], scale: Scale, rng: np.random.Generator, tick: Callable[[float], None]
+def repeat_auto_errors(
+    distributions: dict[str, Distribution], scale: Scale, rng: np.random.Generator, tick: Tick
 ) -> dict[Key, Errors]:
     """The plain mean and auto, with many more draws: whether one is 1% worse than the other takes them."""
     arms, times = {name: arm for name, arm in exact_arms().items() if name in ("mean", "auto")}, REPEATS[scale]
-    rounds = []
-    for number in range(times):
-        rounds.append(exact_errors(distributions, scale, rng, lambda x, n=number: tick((n + x) / times), arms))
+    rounds = [
+        exact_errors(distributions, scale, rng, scale_tick(tick, number / times, 1 / times), arms)
+        for number in range(times)
+    ]
     return {
         key: Errors(
             float(np.mean([found[key].bias for found in rounds])),
@@ -165,7 +175,7 @@ def exact_errors(
     distributions: dict[str, Distribution],
     scale: Scale,
     rng: np.random.Generator,
-    tick: Callable[[float], None],
+    tick: Tick,
     arms: dict[str, Arm] | None = None,
 ) -> dict[Key, Errors]:
     """The given arms, or all, under all conditions and noises; all see the same levels."""
@@ -195,7 +205,7 @@ def exact_errors(
 def _weights(
     arm: Arm, levels: Float[np.ndarray, "draws n"], slow: Float[np.ndarray, "draws n"] | None
 ) -> Float[np.ndarray, "draws n"] | None:
-    """The weights of the mean; None where they need evidence that is not given."""
+    """The weights of the mean; None where V is to be estimated from `slow`, which is not given."""
     estimator = arm.estimator
     if not isinstance(estimator, QEM) or not estimator.needs:
         return estimator.weights(levels)[..., 0, :]
@@ -211,8 +221,8 @@ def _measure(
 ) -> Measure:
     """What gives the mean and the variance of an estimate, from its weights."""
     model = NOISES[noise]
-    if model is not None and distribution.name in with_atoms() and not isinstance(model, IndependentNoise):
-        simulated = _simulated(distribution.name, noise, scale)
+    if model is not None and distribution.name in names_with_atoms() and not isinstance(model, IndependentNoise):
+        simulated = _simulate(distribution.name, noise, scale)
         return lambda weights: simulated.errors(weights, levels)
     covariance = None if model is None else model.covariance(distribution, levels)
 
@@ -225,12 +235,61 @@ def _measure(
     return measure
 
 
+class Simulation(NamedTuple):
+    """Learned quantiles at the grid's levels."""
+
+    mean: Float[np.ndarray, " grid"]
+    covariance: Float[np.ndarray, "grid grid"]
+
+    def errors(
+        self, weights: Float[np.ndarray, "draws n"], levels: Float[np.ndarray, "draws n"]
+    ) -> tuple[Float[np.ndarray, " draws"], Float[np.ndarray, " draws"]]:
+        """The mean and the variance of Σ weights · quantiles."""
+        shares = project_to_grid(weights, levels)
+        return shares @ self.mean, ((shares @ self.covariance) * shares).sum(-1)
+
+
+def project_to_grid(
+    weights: Float[np.ndarray, "draws n"], levels: Float[np.ndarray, "draws n"]
+) -> Float[np.ndarray, "draws grid"]:
+    """The weights of the grid's levels that give the same sums of values which are linear between them."""
+    place = np.clip(levels * len(GRID) - 0.5, 0, len(GRID) - 1)
+    below = np.minimum(place.astype(int), len(GRID) - 2)
+    share = place - below
+    shares = np.zeros((len(weights), len(GRID)))
+    rows = np.broadcast_to(np.arange(len(weights))[:, None], weights.shape)
+    np.add.at(shares, (rows, below), weights * (1 - share))
+    np.add.at(shares, (rows, below + 1), weights * share)
+    return shares
+
+
+def simulate_samples(distribution: Distribution, num_samples: int, copies: int, seed: int) -> Simulation:
+    """The quantiles of samples of returns."""
+    ranks = np.random.default_rng(seed).random((copies, num_samples))
+    found = np.quantile(distribution.quantile(ranks), GRID, axis=-1, method="hazen").T
+    return Simulation(found.mean(0), np.cov(found.T))
+
+
+def simulate_regression(distribution: Distribution, step: float, chains: int, steps: int, seed: int) -> Simulation:
+    """The quantiles of regression with a constant step, at its end."""
+    table = jnp.asarray(distribution.quantile(midpoints(TABLE)), jnp.float32)
+    levels = jnp.asarray(GRID, jnp.float32)[None]
+    key = jax.random.key(seed)
+
+    def learn(values: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+        returns = table[jax.random.randint(jax.random.fold_in(key, number), (chains, 1), 0, TABLE)]
+        return values + step * (levels - (returns < values).astype(jnp.float32)), None
+
+    first = jnp.tile(jnp.asarray(distribution.quantile(GRID), jnp.float32), (chains, 1))
+    found = np.asarray(jax.jit(lambda: jax.lax.scan(learn, first, jnp.arange(steps))[0])(), np.float64)
+    return Simulation(found.mean(0), np.cov(found.T))
+
+
 @lru_cache(maxsize=64)
-def _simulated(name: str, noise: str, scale: Scale) -> Simulated:
-    distribution = next(distribution for distribution in bank().values() if distribution.name == name)
-    copies = COPIES[scale]
-    model = NOISES[noise]
+def _simulate(name: str, noise: str, scale: Scale) -> Simulation:
+    distribution = next(each for each in all_distributions().values() if each.name == name)
+    model, copies = NOISES[noise], COPIES[scale]
     if isinstance(model, SampleQuantileNoise):
-        return sampled(distribution, model.num_samples, copies, seed=1)
+        return simulate_samples(distribution, model.num_samples, copies, seed=1)
     assert isinstance(model, SGDNoise)
-    return regressed(distribution, model.step, copies, REGRESSED, seed=1)
+    return simulate_regression(distribution, model.step, copies, REGRESSED, seed=1)

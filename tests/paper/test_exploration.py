@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from qemrl.exploration import BonusExploration, CountBonus, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus
-from qemrl.paper.items.exploration_study import (
+from qemrl.paper.items.exploration import (
     ARMS,
     TASKS,
-    agent,
     chain_task,
+    configure_agent,
+    configure_run,
     deep_sea_task,
+    find_outcome,
     mountain_car_task,
-    outcome_of,
-    run_of,
 )
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.loops import make_loop
@@ -25,7 +25,7 @@ from qemrl.training.loops import make_loop
 def test_a_task_is_solved_when_it_is_twice_in_succession():
     yes, no = True, False
     answers = np.array([[no, yes, yes, no], [no, no, yes, yes], [yes, yes, no, no], [yes, no, no, yes]])
-    outcome = outcome_of(np.array([10, 20, 30, 40]), answers)
+    outcome = find_outcome(np.array([10, 20, 30, 40]), answers)
     np.testing.assert_array_equal(outcome.solved, [yes, no, yes, no])
     np.testing.assert_array_equal(outcome.steps, [30, 40, 10, 40])
     np.testing.assert_array_equal(outcome.kept, [yes, no, no, yes])
@@ -34,10 +34,10 @@ def test_a_task_is_solved_when_it_is_twice_in_succession():
 @pytest.mark.parametrize(("task", "best"), [(deep_sea_task(5), 0.99), (chain_task(10), 12.0)])
 def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
     """Networks that have learned nothing choose by chance, and now and then get it right."""
-    loop = make_loop(run_of("ε-greedy", task, 0, 400))
+    loop = make_loop(configure_run("ε-greedy", task, 0, 400))
     assert isinstance(loop, CompiledLoop)
-    solved = task.solved(loop.loop, [])
-    env, agent = loop.loop.env, loop.loop.agent
+    solved = task.solved(loop, [])
+    env, agent = loop.env, loop.agent
 
     def play(params, key):
         def step(carry, _):
@@ -50,7 +50,7 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
         start = (*env.reset(key), jnp.float32(0), jnp.bool_(False))
         return jax.lax.scan(step, start, None, length=30)[0][2]
 
-    returns = jax.jit(jax.vmap(play, in_axes=(0, None)))(loop.loop.state.agent.params, jax.random.key(0))
+    returns = jax.jit(jax.vmap(play, in_axes=(0, None)))(loop.state.agent.params, jax.random.key(0))
     np.testing.assert_array_equal(solved, np.isclose(returns, best, atol=1e-4))
     assert solved.sum() < 40
     assert solved.any() or task.env == "jax/chain-10"  # one in 32, and one in 512
@@ -58,13 +58,13 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
 
 def test_the_mountain_car_is_solved_when_it_always_arrives():
     records = [{"eval/returns": returns} for returns in ([-120.0, -199.0], [-120.0, -200.0], [-200.0, -200.0])]
-    loop = make_loop(run_of("ε-greedy", mountain_car_task(), 0, 1))
+    loop = make_loop(configure_run("ε-greedy", mountain_car_task(), 0, 1))
     assert isinstance(loop, CompiledLoop)
-    np.testing.assert_array_equal(mountain_car_task().solved(loop.loop, records), [True, False, False])
+    np.testing.assert_array_equal(mountain_car_task().solved(loop, records), [True, False, False])
 
 
 def test_arms_differ_in_how_they_explore_and_qem_in_its_estimator_too():
-    arms = {arm: agent(arm, 1000) for arm in ARMS}
+    arms = {arm: configure_agent(arm, 1000) for arm in ARMS}
     for arm, config in arms.items():
         plain = replace(config, exploration=arms["ε-greedy"].exploration, estimator=arms["ε-greedy"].estimator)
         assert plain == arms["ε-greedy"]
@@ -85,6 +85,6 @@ def test_arms_differ_in_how_they_explore_and_qem_in_its_estimator_too():
 def test_every_task_has_an_environment_and_a_hundred_looks():
     for tasks in TASKS.values():
         for task in tasks:
-            config = run_of("DLTV", task, 0, 2)
+            config = configure_run("DLTV", task, 0, 2)
             assert config.whole_steps == task.steps
             assert 90 <= task.steps / config.log_every <= 110 or task.steps < 2_000

@@ -5,11 +5,10 @@ center of a part of the mixture; the gap between the peaks; and the tails outsid
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
@@ -27,9 +26,9 @@ from qemrl.estimators import (
     midpoints,
 )
 from qemrl.experiments.statistics import Interval, mean_interval, ratio_of_variances_interval
-from qemrl.paper.claims import Claim, Result, Scale, judge
-from qemrl.paper.drawing import LOOKS
+from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim
 from qemrl.plotting import style as figures
+from qemrl.plotting.style import LOOKS
 from qemrl.tabular import Learning, Quantiles, Steps, TabularMDP, chain, learn
 
 STATES, DISCOUNT, STEP = 6, 0.99, 0.05
@@ -37,13 +36,13 @@ SCALE = DISCOUNT ** (STATES - 1)
 """What the last reward is worth at x0."""
 
 REWARD = DISTRIBUTIONS["mixture"]
-CENTRES = (-2.0, 3.0)
+CENTERS = (-2.0, 3.0)
 """Of the parts of the mixture, whose standard deviations are one."""
 
 COUNTS = {"smoke": 16, "small": 64, "paper": 128}
 SEEDS = {"smoke": 50, "small": 300, "paper": 1_000}
 EARLY, TRAINED, LATE = STAGES = (2_500, 10_000, 30_000)
-"""Transitions; claims about x0 are judged at the second, as in the paper, and one about x5 at the third."""
+"""Transitions; claims about x0 are decided at the second, as in the paper, and one about x5 at the third."""
 
 DEPENDENT = 0.1
 """The rule: a correlation of a tenth is no independence."""
@@ -81,14 +80,14 @@ def true_quantiles(levels: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 def regions(levels: Float[np.ndarray, " n"]) -> dict[str, Region]:
     """Which levels belong to the peaks, to the gap and to the tails."""
     quantiles = REWARD.quantile(levels)
-    peaks = np.any([np.abs(quantiles - center) <= 1 for center in CENTRES], axis=0)
-    between = (quantiles > CENTRES[0]) & (quantiles < CENTRES[1])
+    peaks = np.any([np.abs(quantiles - center) <= 1 for center in CENTERS], axis=0)
+    between = (quantiles > CENTERS[0]) & (quantiles < CENTERS[1])
     return {"peaks": peaks, "gap": ~peaks & between, "tails": ~peaks & ~between}
 
 
 def gap_ends() -> tuple[float, float]:
     """The levels between which the gap lies."""
-    low, high = (sum(w * special.ndtr(x - m) for w, m in zip((0.7, 0.3), CENTRES, strict=True)) for x in (-1.0, 2.0))
+    low, high = (sum(w * special.ndtr(x - m) for w, m in zip((0.7, 0.3), CENTERS, strict=True)) for x in (-1.0, 2.0))
     return float(low), float(high)
 
 
@@ -111,7 +110,7 @@ def process() -> TabularMDP:
     return chain(STATES, DISCOUNT)
 
 
-def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
+def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """Errors, their predictions and crossings by level, and the variance of estimates of Q."""
     count = COUNTS[scale]
     seeds = np.random.default_rng(seed).integers(2**31, size=SEEDS[scale])
@@ -133,7 +132,7 @@ def run(scale: Scale, seed: int, tick: Callable[[float], None]) -> Result:
         f"After {TRAINED:,} transitions x0 has not forgotten its start: bias is {share:.0%} of the mean squared error "
         "in gap and tails.",
     ]
-    return Result([asdict(row) for row in rows], _draw(rows, stages[TRAINED]), _claims(stages, last_state), notes)
+    return Result([asdict(row) for row in rows], _draw(rows, stages[TRAINED]), [*_claims(stages, last_state)], notes)
 
 
 def filtered_share(states: int) -> float:
@@ -178,61 +177,87 @@ def neighbor_correlation(values: Values) -> Interval:
     return mean_interval((found + left * right - found * (left**2 + right**2) / 2).mean(-1))
 
 
-def _claims(stages: dict[int, Values], last_state: Values) -> list[Claim]:
+def _claims(stages: dict[int, Values], last_state: Values) -> Iterator[Claim]:
     values = stages[TRAINED]
-    levels = midpoints(values.shape[-1])
-    inside, when, claims = regions(levels), f"at x0 after {TRAINED:,} transitions", []
-    for kind, center in (("error", true_quantiles(levels)), ("deviation from its mean over runs", values.mean(0))):
+    inside, when = regions(midpoints(values.shape[-1])), f"at x0 after {TRAINED:,} transitions"
+    yield from _error_claims(values, inside, when)
+    yield from _crossing_claims(values, last_state, inside)
+    yield from _variance_claims(values, when)
+    yield check_claim(
+        "independent-errors",
+        "Section 4.2",
+        "The errors at different levels do not depend on each other.",
+        f"the correlation between neighboring levels {when} is below {DEPENDENT}",
+        neighbor_correlation(values),
+        "correlation over runs, averaged over levels",
+        below=DEPENDENT,
+    )
+
+
+def _error_claims(values: Values, inside: dict[str, Region], when: str) -> Iterator[Claim]:
+    truth = true_quantiles(midpoints(values.shape[-1]))
+    for kind, center in (("error", truth), ("deviation from its mean over runs", values.mean(0))):
         squares = (values - center) ** 2
         for name in ("gap", "tails"):
-            ratio = ratio_of_means(squares[:, inside[name]].mean(-1), squares[:, inside["peaks"]].mean(-1))
-            title = f"larger-{kind.split()[0]}-{name}"
-            statement = f"A learned quantile's {kind} is larger in the {name} than at the peaks."
-            rule, meaning = f"the ratio of mean squares {when} is above 1", f"mean square in the {name} / at the peaks"
-            claims.append(Claim(title, "Section 4.1", statement, rule, ratio, meaning, judge(ratio, above=1.0)))
+            yield check_claim(
+                f"larger-{kind.split()[0]}-{name}",
+                "Section 4.1",
+                f"A learned quantile's {kind} is larger in the {name} than at the peaks.",
+                f"the ratio of mean squares {when} is above 1",
+                ratio_of_means(squares[:, inside[name]].mean(-1), squares[:, inside["peaks"]].mean(-1)),
+                f"mean square in the {name} / at the peaks",
+                above=1.0,
+            )
+
+
+def _crossing_claims(values: Values, last_state: Values, inside: dict[str, Region]) -> Iterator[Claim]:
     poor, good = inside["gap"] | inside["tails"], inside["peaks"]
     for state, steps, table, where in (("x0", TRAINED, values, "Section 4.1"), ("x5", LATE, last_state, "ours")):
-        more = mean_interval(crossings(table, poor) - crossings(table, good))
-        statement = f"After {steps:,} transitions quantiles of {state} cross more where the fit is poor."
-        rule = "the crossing rate in gap and tails less that at the peaks, paired by run, is above 0"
-        rates = [f"{name} {crossings(table, each).mean():.4f}" for name, each in inside.items()]
-        meaning, verdict = f"difference of the rates; {', '.join(rates)}", judge(more, above=0.0)
-        claims.append(Claim(f"more-crossing-{state}", where, statement, rule, more, meaning, verdict))
-    bias = float(values.mean()) - SCALE * REWARD.mean
+        rates = [f"{name} {crossings(table, region).mean():.4f}" for name, region in inside.items()]
+        yield check_claim(
+            f"more-crossing-{state}",
+            where,
+            f"After {steps:,} transitions quantiles of {state} cross more where the fit is poor.",
+            "the crossing rate in gap and tails less that at the peaks, paired by run, is above 0",
+            mean_interval(crossings(table, poor) - crossings(table, good)),
+            f"difference of the rates; {', '.join(rates)}",
+            above=0.0,
+        )
+
+
+def _variance_claims(values: Values, when: str) -> Iterator[Claim]:
+    levels, truth = midpoints(values.shape[-1]), SCALE * REWARD.mean
+    bias = float(values.mean()) - truth
     for title, (name, qem) in VARIANTS.items():
         estimates = qem.mean(values, levels)
-        ratio = ratio_of_variances_interval(EmpiricalMean().mean(values, levels), estimates)
-        statement = f"QEM of order 4 has less variance than the plain mean with {name}."
-        rule = f"Var(mean) / Var(QEM) {when} is above 1"
-        other = float(estimates.mean()) - SCALE * REWARD.mean
-        meaning = f"Var(mean) / Var(QEM) over runs; their biases are {bias:.3f} and {other:.3f}"
-        where, verdict = "Section 4.1" if title == "less-variance-paper" else "ours", judge(ratio, above=1.0)
-        claims.append(Claim(title, where, statement, rule, ratio, meaning, verdict))
-    correlation = neighbor_correlation(values)
-    statement = "The errors at different levels do not depend on each other."
-    rule = f"the correlation between neighboring levels {when} is below {DEPENDENT}"
-    meaning, verdict = "correlation over runs, averaged over levels", judge(correlation, below=DEPENDENT)
-    return [*claims, Claim("independent-errors", "Section 4.2", statement, rule, correlation, meaning, verdict)]
+        yield check_claim(
+            title,
+            "Section 4.1" if title == "less-variance-paper" else "ours",
+            f"QEM of order 4 has less variance than the plain mean with {name}.",
+            f"Var(mean) / Var(QEM) {when} is above 1",
+            ratio_of_variances_interval(EmpiricalMean().mean(values, levels), estimates),
+            f"Var(mean) / Var(QEM) over runs; their biases are {bias:.3f} and {float(estimates.mean()) - truth:.3f}",
+            above=1.0,
+        )
 
 
 def _draw(rows: list[Row], values: Values) -> Figure:
     """Quantiles of one and of many runs, the spread by level with its prediction, and crossings."""
-    with mpl.rc_context(figures.STYLE):
-        figure = Figure(figsize=(7.6, 3.4), layout="constrained")
-        axes = figure.subplots(1, 3)
-        by_steps = {steps: [row for row in rows if row.transitions == steps] for steps in STAGES}
-        levels = [row.level for row in by_steps[TRAINED]]
-        axes[0].plot(levels, values[:40].T, ".", ms=0.8, color=figures.MUTED)
-        axes[0].plot(levels, values[0], "o", ms=2, color=LOOKS[1].color, label="one run (dots: 40 runs)")
-        axes[0].plot(levels, [row.truth for row in by_steps[TRAINED]], color=figures.INK, label="truth")
-        axes[0].set_ylabel("quantile of the return at x0")
-        axes[0].set_title(f"N = {len(levels)}, {TRAINED:,} transitions")
-        _draw_spread(axes[1], levels, by_steps)
-        _draw_crossing(axes[2], levels[:-1], by_steps)
-        for axis, place in zip(axes, ("upper left", "upper center", "upper right"), strict=True):
-            axis.axvspan(*gap_ends(), color=figures.COLORS["sky"], alpha=0.2, lw=0, label="gap")
-            axis.set_xlabel("level τ")
-            axis.legend(loc=place, ncols=2 if axis is axes[1] else 1, columnspacing=1)
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    by_steps = {steps: [row for row in rows if row.transitions == steps] for steps in STAGES}
+    levels = [row.level for row in by_steps[TRAINED]]
+    axes[0].plot(levels, values[:40].T, ".", ms=0.8, color=figures.MUTED)
+    axes[0].plot(levels, values[0], "o", ms=2, color=LOOKS[1].color, label="one run (dots: 40 runs)")
+    axes[0].plot(levels, [row.truth for row in by_steps[TRAINED]], color=figures.INK, label="truth")
+    axes[0].set_ylabel("quantile of the return at x0")
+    axes[0].set_title(f"N = {len(levels)}, {TRAINED:,} transitions")
+    _draw_spread(axes[1], levels, by_steps)
+    _draw_crossing(axes[2], levels[:-1], by_steps)
+    for axis, place in zip(axes, ("upper left", "upper center", "upper right"), strict=True):
+        axis.axvspan(*gap_ends(), color=figures.COLORS["sky"], alpha=0.2, lw=0, label="gap")
+        axis.set_xlabel("level τ")
+        axis.legend(loc=place, ncols=2 if axis is axes[1] else 1, columnspacing=1)
     return figure
 
 

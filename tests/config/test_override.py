@@ -20,7 +20,7 @@ from qemrl.cli.runs import _read_options
 from qemrl.config.describe import list_settings
 from qemrl.config.override import override
 from qemrl.config.registry import AXES, collect_classes
-from qemrl.config.serialize import to_json
+from qemrl.config.serialize import from_json, to_json
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, CVaR, EmpiricalMean, HeadsVariance, SparsityVariance, TailVariance
@@ -290,6 +290,26 @@ def test_the_classes_of_files_are_those_that_annotations_and_axes_lead_to():
     assert {EmpiricalMean, Categorical, ImplicitQuantiles, HeadsVariance, RunConfig} <= set(REGISTRY.values())
     assert all(to_json(part)["type"] in REGISTRY for axis in AXES.values() for part in axis.parts.values())
     assert "Path" not in REGISTRY
+
+
+@dataclass(frozen=True)
+class Restless(EpsilonGreedy):
+    """A part that the library does not have."""
+
+    share: float = 0.5
+    """How much of it."""
+
+
+def test_a_new_part_takes_its_class_and_one_line(monkeypatch):
+    axis = AXES["exploration"]
+    monkeypatch.setitem(AXES, "exploration", replace(axis, parts={**axis.parts, "restless": Restless()}))
+    config = from_words("qr-dqn", "CartPole-v1", "--exploration restless --exploration.share 1")
+    assert isinstance(config.agent, ValueConfig)
+    assert config.agent.exploration == Restless(share=1.0)
+    assert config == from_grid("qr-dqn", "CartPole-v1", {"exploration": "restless", "exploration.share": 1})
+    registry = collect_classes(RunConfig)
+    assert from_json(json.loads(json.dumps(to_json(config))), registry) == config
+    assert any(setting.name == "exploration.share" for group in list_settings(config) for setting in group.settings)
 
 
 def test_every_kept_run_can_be_read():

@@ -59,7 +59,8 @@ def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
 
 
 def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
-    ensemble = replace(config.ensemble, size=2)
+    ensemble: Any = config.ensemble
+    ensemble = replace(ensemble, size=2)
     match config.temperature:
         case FixedTemperature(value):
             temperature = FixedTemperature(min(value, TEMPERATURE))

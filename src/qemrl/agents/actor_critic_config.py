@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from qemrl.agents.estimates import check_compatible
 from qemrl.agents.optimizer import AdamConfig
-from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, Policy, TanhGaussian
 from qemrl.agents.variance_state import check_variance_inputs
-from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
+from qemrl.distributional.ensembles import ElementwiseMin, Ensemble, PooledTruncation
 from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, VaR, Wang
+from qemrl.estimators import EmpiricalMean, Statistic
 from qemrl.networks.torsos import TorsoName
 from qemrl.replay.config import ReplayConfig
 
@@ -44,13 +44,13 @@ class ActorCriticConfig:
     representation: Scalar | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
     """How a critic holds a return distribution."""
 
-    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    estimator: Statistic = field(default_factory=EmpiricalMean)
     """How a critic's return distribution becomes the Q that the policy climbs."""
 
-    ensemble: ElementwiseMin | SmallestCritic | PooledTruncation | Averaged = field(default_factory=ElementwiseMin)
+    ensemble: Ensemble = field(default_factory=ElementwiseMin)
     """How many critics there are, and how they become one."""
 
-    policy: TanhGaussian | Deterministic = field(default_factory=TanhGaussian)
+    policy: Policy = field(default_factory=TanhGaussian)
     """What kind of policy it is."""
 
     temperature: FixedTemperature | AutomaticTemperature = field(default_factory=FixedTemperature)

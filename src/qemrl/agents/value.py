@@ -29,15 +29,13 @@ from qemrl.agents.variance_state import (
 from qemrl.agents.variance_state import begin as init_variance_state
 from qemrl.distributional.bellman import backup
 from qemrl.distributional.representations import (
-    Categorical,
     FixedQuantiles,
-    ImplicitQuantiles,
     Purpose,
-    Scalar,
+    Representation,
     select_action_distribution,
 )
-from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, Statistic, VaR, VarianceInputs, Wang
-from qemrl.exploration import ActionContext, BonusExploration, EpsilonGreedy, allowed
+from qemrl.estimators import EmpiricalMean, Statistic, VarianceInputs
+from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, allowed
 from qemrl.networks.layers import Key
 from qemrl.networks.streams import ActionStreams, StreamConfig
 from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
@@ -69,16 +67,16 @@ class NetworkConfig:
 class ValueConfig:
     """An agent of the DQN family. Steps are agent steps: decisions, summed over environments."""
 
-    representation: Scalar | Categorical | FixedQuantiles | ImplicitQuantiles = field(default_factory=FixedQuantiles)
+    representation: Representation = field(default_factory=FixedQuantiles)
     """How the network holds a return distribution."""
 
-    estimator: EmpiricalMean | QEM | CVaR | VaR | Wang | CPW | MeanStd = field(default_factory=EmpiricalMean)
+    estimator: Statistic = field(default_factory=EmpiricalMean)
     """How a return distribution becomes Q, or a risk measure in its place: in acting and in the target's action."""
 
     averaging: Online | EMA | Snapshots = field(default_factory=Online)
     """Which networks the quantiles come from that Q is estimated from: the rival of an estimator that errs less."""
 
-    exploration: EpsilonGreedy | BonusExploration = field(default_factory=EpsilonGreedy)
+    exploration: Exploration = field(default_factory=EpsilonGreedy)
     """How Q becomes an action."""
 
     network: NetworkConfig = field(default_factory=NetworkConfig)

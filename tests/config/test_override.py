@@ -35,7 +35,8 @@ from qemrl.exploration import (
     SqrtLogDecay,
     StdBonus,
 )
-from qemrl.training.config import REGISTRY, RunConfig, configure, read_config
+from qemrl.training.config import REGISTRY, RunConfig, configure, create_run, read_config
+from qemrl.training.run_directory import RunExistsError
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -326,3 +327,22 @@ def test_a_kept_sweep_is_known_to_be_finished():
     sweep = Sweep(Grid(**json.loads((folder / "grid.json").read_text())), folder)
     assert len(sweep.runs) == 75
     assert sweep.missing == []
+
+
+def test_a_run_that_was_written_before_a_field_existed_is_the_same_run(tmp_path):
+    run = Grid(["qr-dqn"], ["jax/catch"], 1, 1000).runs()[0]
+    file = create_run(tmp_path / run.name, run.config, {"arm": run.arm}).path / "config.json"
+    record = json.loads(file.read_text())
+    del record["config"]["agent"]["representation"]["num_heads"], record["config"]["asynchronous"]
+    file.write_text(json.dumps(record))
+    assert create_run(tmp_path / run.name, run.config, {}).record == record
+    with pytest.raises(RunExistsError, match="batch_size is 64 there, but 32 is asked for"):
+        create_run(tmp_path / run.name, override(run.config, {"batch_size": 32}), {})
+    (tmp_path / "runs").mkdir()
+    (tmp_path / run.name).rename(tmp_path / "runs" / "qr-dqn_with-another-id")
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.json").write_text("{}")
+    statuses = Sweep(Grid(["qr-dqn", "dqn"], ["jax/catch"], 1, 1000), tmp_path).statuses
+    first, second = (path.name for path in statuses)
+    assert first == "qr-dqn_with-another-id"
+    assert second.startswith("dqn_jax-catch_seed-0_")

@@ -288,8 +288,8 @@ def make(
         env: The id of a Gymnasium or of a JAX environment.
         seed: The seed of all randomness.
         num_envs: Environments side by side.
-        overrides: Other settings by dotted name, such as {"estimator": "qem", "estimator.order": 2, "replay.n_step": 3}:
-            the options of `qemrl train` without their dashes.
+        overrides: Other settings by dotted name, as options of `qemrl train` have them, such as {"estimator": "qem",
+            "estimator.order": 2, "replay.n_step": 3}.
     """
     return TrainableAgent(configure(preset, env, steps=1, seed=seed, num_envs=num_envs, overrides=overrides or {}))
 

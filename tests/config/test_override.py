@@ -20,7 +20,7 @@ from qemrl.cli.runs import _read_options
 from qemrl.config.describe import list_settings
 from qemrl.config.override import override
 from qemrl.config.registry import AXES, collect_classes
-from qemrl.config.serialize import to_json
+from qemrl.config.serialize import from_json, to_json
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.estimators import QEM, CVaR, EmpiricalMean, HeadsVariance, SparsityVariance, TailVariance
@@ -35,7 +35,8 @@ from qemrl.exploration import (
     SqrtLogDecay,
     StdBonus,
 )
-from qemrl.training.config import REGISTRY, RunConfig, configure, read_config
+from qemrl.training.config import REGISTRY, RunConfig, configure, create_run, read_config
+from qemrl.training.run_directory import RunExistsError
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -292,6 +293,26 @@ def test_the_classes_of_files_are_those_that_annotations_and_axes_lead_to():
     assert "Path" not in REGISTRY
 
 
+@dataclass(frozen=True)
+class Restless(EpsilonGreedy):
+    """A part that the library does not have."""
+
+    share: float = 0.5
+    """How much of it."""
+
+
+def test_a_new_part_takes_its_class_and_one_line(monkeypatch):
+    axis = AXES["exploration"]
+    monkeypatch.setitem(AXES, "exploration", replace(axis, parts={**axis.parts, "restless": Restless()}))
+    config = from_words("qr-dqn", "CartPole-v1", "--exploration restless --exploration.share 1")
+    assert isinstance(config.agent, ValueConfig)
+    assert config.agent.exploration == Restless(share=1.0)
+    assert config == from_grid("qr-dqn", "CartPole-v1", {"exploration": "restless", "exploration.share": 1})
+    registry = collect_classes(RunConfig)
+    assert from_json(json.loads(json.dumps(to_json(config))), registry) == config
+    assert any(setting.name == "exploration.share" for group in list_settings(config) for setting in group.settings)
+
+
 def test_every_kept_run_can_be_read():
     files = sorted(RESULTS.rglob("config.json"))
     assert len(files) >= 102
@@ -306,3 +327,22 @@ def test_a_kept_sweep_is_known_to_be_finished():
     sweep = Sweep(Grid(**json.loads((folder / "grid.json").read_text())), folder)
     assert len(sweep.runs) == 75
     assert sweep.missing == []
+
+
+def test_a_run_that_was_written_before_a_field_existed_is_the_same_run(tmp_path):
+    run = Grid(["qr-dqn"], ["jax/catch"], 1, 1000).runs()[0]
+    file = create_run(tmp_path / run.name, run.config, {"arm": run.arm}).path / "config.json"
+    record = json.loads(file.read_text())
+    del record["config"]["agent"]["representation"]["num_heads"], record["config"]["asynchronous"]
+    file.write_text(json.dumps(record))
+    assert create_run(tmp_path / run.name, run.config, {}).record == record
+    with pytest.raises(RunExistsError, match="batch_size is 64 there, but 32 is asked for"):
+        create_run(tmp_path / run.name, override(run.config, {"batch_size": 32}), {})
+    (tmp_path / "runs").mkdir()
+    (tmp_path / run.name).rename(tmp_path / "runs" / "qr-dqn_with-another-id")
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.json").write_text("{}")
+    statuses = Sweep(Grid(["qr-dqn", "dqn"], ["jax/catch"], 1, 1000), tmp_path).statuses
+    first, second = (path.name for path in statuses)
+    assert first == "qr-dqn_with-another-id"
+    assert second.startswith("dqn_jax-catch_seed-0_")

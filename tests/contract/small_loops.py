@@ -59,7 +59,8 @@ def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
 
 
 def _tiny_actor_critic(config: ActorCriticConfig) -> ActorCriticConfig:
-    ensemble: Any = replace(config.ensemble, size=2)  # pyright: ignore[reportArgumentType]
+    ensemble: Any = config.ensemble
+    ensemble = replace(ensemble, size=2)
     temperature = config.temperature
     if isinstance(temperature, FixedTemperature):
         temperature = FixedTemperature(min(temperature.value, TEMPERATURE))

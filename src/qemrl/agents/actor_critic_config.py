@@ -62,7 +62,7 @@ class ActorCriticConfig:
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
 
     target_policy: bool = False
-    """Whether targets bootstrap from a slowly moving copy of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
+    """Whether targets bootstrap from an EMA of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
 
     polyak: float = 0.005
     """How far target networks move to the online ones with each update of the policy."""

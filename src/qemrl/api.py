@@ -67,8 +67,11 @@ class TrainableAgent:
         if config.num_seeds != 1:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
         self.config = config
-        self._envs = make_envs(config) if spec is None else None
-        self.spec: EnvSpec = self._envs.spec if self._envs is not None else spec
+        self._envs = None
+        if spec is None:
+            self._envs = make_envs(config)
+            spec = self._envs.spec
+        self.spec: EnvSpec = spec
         self.agent: Agent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _LoadedRun | None = None

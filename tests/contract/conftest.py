@@ -223,7 +223,7 @@ def _run_compiled(preset: str, probes: tuple[str, ...]) -> CompiledRun:
     states, records = {0: _taken(loop.arrays())}, []
     with optimized(slow):
         for mark in MARKS[1:]:
-            records += loop.advance(mark, mark == MARKS[-1])
+            records += loop.advance(mark, mark == MARKS[-1]) or []
             states[mark] = _taken(loop.arrays())
     programs = _count_programs(loop._chunk)
     answers = _answers(loop.agent, [loop.params(index) for index in range(len(SEEDS))], probes)

@@ -36,8 +36,8 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
     """Networks that have learned nothing choose by chance, and now and then get it right."""
     loop = make_loop(run_of("ε-greedy", task, 0, 400))
     assert isinstance(loop, CompiledLoop)
-    solved = task.solved(loop.loop, [])
-    env, agent = loop.loop.env, loop.loop.agent
+    solved = task.solved(loop, [])
+    env, agent = loop.env, loop.agent
 
     def play(params, key):
         def step(carry, _):
@@ -50,7 +50,7 @@ def test_solved_means_that_the_greedy_policy_gets_the_best_return(task, best):
         start = (*env.reset(key), jnp.float32(0), jnp.bool_(False))
         return jax.lax.scan(step, start, None, length=30)[0][2]
 
-    returns = jax.jit(jax.vmap(play, in_axes=(0, None)))(loop.loop.state.agent.params, jax.random.key(0))
+    returns = jax.jit(jax.vmap(play, in_axes=(0, None)))(loop.state.agent.params, jax.random.key(0))
     np.testing.assert_array_equal(solved, np.isclose(returns, best, atol=1e-4))
     assert solved.sum() < 40
     assert solved.any() or task.env == "jax/chain-10"  # one in 32, and one in 512
@@ -60,7 +60,7 @@ def test_the_mountain_car_is_solved_when_it_always_arrives():
     records = [{"eval/returns": returns} for returns in ([-120.0, -199.0], [-120.0, -200.0], [-200.0, -200.0])]
     loop = make_loop(run_of("ε-greedy", mountain_car_task(), 0, 1))
     assert isinstance(loop, CompiledLoop)
-    np.testing.assert_array_equal(mountain_car_task().solved(loop.loop, records), [True, False, False])
+    np.testing.assert_array_equal(mountain_car_task().solved(loop, records), [True, False, False])
 
 
 def test_arms_differ_in_how_they_explore_and_qem_in_its_estimator_too():

@@ -36,6 +36,7 @@ from qemrl.paper.items.return_variance_study import (
 from qemrl.tabular import Steps, chain, frozen_lake, make_mdp, return_distribution, solve
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig
+from qemrl.training.schedule import never
 from qemrl.types import EnvSpec, ReturnDist
 
 
@@ -195,7 +196,7 @@ class Pretence(CompiledLoop):
     def __init__(self, config: RunConfig) -> None:
         self.config, self.step, self.agent = config, 0, "learner"  # type: ignore[assignment]
 
-    def advance(self, until, evaluate, stop):
+    def advance(self, until, evaluate, stop=never):
         assert not evaluate
         assert not stop()
         self.step = until

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.representations import FixedQuantiles
-from qemrl.envs.jax import chain, deep_sea
+from qemrl.envs.jax.exploration_tasks import CHAIN_EXTRA_STEPS, chain_right_actions, deep_sea_right_actions
 from qemrl.exploration import BonusExploration, CountBonus, EpsilonGreedy, LinearDecay
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
@@ -44,13 +44,13 @@ def deep_sea_task(size: int, stochastic: bool = False) -> Task:
     """Solved by a policy that goes right in every cell of the diagonal; 2,000 episodes."""
     name = f"deep-sea-{'stochastic-' if stochastic else ''}{size}"
     diagonal = np.arange(size) * (size + 1)
-    return Task(name, f"jax/{name}", 2_000 * size, _goes(diagonal, size * size, np.diag(deep_sea.right_actions(size))))
+    return Task(name, f"jax/{name}", 2_000 * size, _goes(diagonal, size * size, np.diag(deep_sea_right_actions(size))))
 
 
 def chain_task(size: int) -> Task:
     """Solved by a policy that goes right from the start to the end, and there; 500 episodes."""
-    cells, actions = np.arange(1, size), chain.right_actions(size)[1:]
-    steps = 500 * (size + chain.EXTRA_STEPS)
+    cells, actions = np.arange(1, size), chain_right_actions(size)[1:]
+    steps = 500 * (size + CHAIN_EXTRA_STEPS)
     return Task(f"chain-{size}", f"jax/chain-{size}", steps, _goes(cells, size, actions))
 
 

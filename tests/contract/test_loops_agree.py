@@ -16,6 +16,7 @@ from mixed_probes import mixed_probes
 from small_loops import compiled_loop, host_loop, tiny
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
+from qemrl.agents.agent import AgentState
 from qemrl.agents.presets import AgentConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.envs.jax.box_probes import BOX_PROBES
@@ -134,7 +135,7 @@ def test_both_loops_make_the_same_updates_from_the_same_transitions(
     assert len(np.unique(chosen)) > 1
     beginning = jax.jit(compiled.agent.init)(host.keys.init).params
     ours, theirs = compiled.state.agent, host.agent_state
-    for part in ("params", "learning", "frozen"):
+    for part in AgentState._fields:
         pairs = zip(jax.tree.leaves(getattr(ours, part)), jax.tree.leaves(getattr(theirs, part)), strict=True)
         for one, other in pairs:
             np.testing.assert_allclose(one[0], other, rtol=1e-5, atol=2e-6, err_msg=part)

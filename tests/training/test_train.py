@@ -3,7 +3,7 @@
 import os
 import signal
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import jax
@@ -42,9 +42,8 @@ class CountedEnv(CartPoleEnv):
 @pytest.fixture
 def env_id():
     """An environment that counts how often it is built before the first step."""
-    name = "tests/counted-v0"
-    make: Any = CountedEnv
-    gymnasium.register(name, entry_point=make, max_episode_steps=50, disable_env_checker=True)
+    name, entry_point = "tests/counted-v0", cast("Any", CountedEnv)
+    gymnasium.register(name, entry_point=entry_point, max_episode_steps=50, disable_env_checker=True)
     BUILT.clear()
     STEPS[0] = 0
     yield name

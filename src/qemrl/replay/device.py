@@ -1,4 +1,4 @@
-"""Replay on the device, as pure functions of a state of arrays, for environments that are compiled."""
+"""Replay on the device, as pure functions of a state of arrays, for JAX environments."""
 
 import math
 from dataclasses import dataclass

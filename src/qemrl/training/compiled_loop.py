@@ -87,7 +87,7 @@ class CompiledLoop:
         return sum(array.nbytes for array in jax.tree.leaves(self.state.replay))
 
     def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
-        """Run to `until` steps, a whole number of iterations, and give a record for each seed, or None if asked to stop.
+        """Run to `until` steps, whole iterations, and give a record for each seed, or None if `stop` says so.
 
         With `evaluate`, the records also hold the returns of evaluation episodes, played at the end.
         """

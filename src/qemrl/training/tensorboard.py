@@ -1,4 +1,4 @@
-"""The records of a run for TensorBoard: event files that are written anew from metrics.jsonl whenever a run is resumed."""
+"""The records of a run for TensorBoard: event files, written again from metrics.jsonl whenever a run is resumed."""
 
 import contextlib
 import importlib

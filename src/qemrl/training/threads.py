@@ -48,7 +48,7 @@ def run_threads(works: Sequence[Callable[[Stop], None]], stop: Stop) -> None:
 
 
 class HostLoops:
-    """Host loops as one `Loop`, one for each seed, that run side by side from record to record, as many at once as there are cores.
+    """Host loops of several seeds, side by side from record to record, as many at once as there are cores.
 
     A seed gains little from a second core, because its matrix products are small; two seeds gain all of it. Which seed
     is ahead changes nothing in what they learn.

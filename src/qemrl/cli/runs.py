@@ -30,9 +30,9 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
   --num-seeds K      how many seeds: S, S + 1, …
   --num-envs E       environments side by side, for each seed
   --out DIR          the folder of the run; by default runs/PRESET/ENV/seed_S
-  --exploration NAME how value agents explore: epsilon-greedy, dltv, dltv-released, qem-std-bonus, std-bonus, count
+  --exploration NAME how value agents explore: epsilon-greedy, dltv, count and others, which --help names
   --estimator NAME   how quantiles become Q, or a risk measure in its place: a name of `qemrl list`
-  --protocol NAME    how an Atari game is played: paper, release, sb3, dopamine or machado
+  --protocol NAME    how an Atari game is played: paper, sb3, machado and others
   --tensorboard      write event files for TensorBoard, too
 """
 

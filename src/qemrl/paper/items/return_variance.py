@@ -165,7 +165,7 @@ def run(scale: Scale, seed: int, tick: Tick) -> Result:
 def study_agent(size: Size, seed: int, tick: Tick) -> tuple[Study, list[str]]:
     """Train an agent, and play on from states that it comes through."""
     config = configure_agent(GAME, size.agent_steps, seed * 1_000)
-    player = train_player(config, size.agent_steps > 0, scale_tick(tick, 0, 0.4))
+    player = train_player(config, size.agent_steps > 0, scale_tick(tick, 0.0, 0.4))
     table = Table(player, size.states, size.rollouts)
     place_key, return_key = jax.random.split(jax.random.key(seed))
     places, distinct = find_places(table, place_key, PLAYED, np.random.default_rng(seed))

@@ -56,7 +56,7 @@ def run(scale: Scale, seed: int, tick: Tick) -> Result:
     """All arms, exact and live."""
     known = all_distributions()
     distributions = {name: known[name] for name in EXACT_AT.get(scale, known)}
-    exact = exact_errors(distributions, scale, np.random.default_rng(seed), scale_tick(tick, 0, 0.3))
+    exact = exact_errors(distributions, scale, np.random.default_rng(seed), scale_tick(tick, 0.0, 0.3))
     many = repeat_auto_errors(distributions, scale, np.random.default_rng(seed + 2**32), scale_tick(tick, 0.3, 0.2))
     live: Live = {}
     share = 0.35 / len(LIVE_AT[scale])

@@ -1,4 +1,4 @@
-"""Distributions, noise models and the worth of estimators, against simulation and against figures computed elsewhere."""
+"""Distributions, noise models and the worth of estimators, against simulation and figures computed elsewhere."""
 
 from itertools import pairwise
 from typing import Any

@@ -64,7 +64,7 @@ def ratio(distribution: Distribution, levels: np.ndarray, kind: str) -> float:
     errors = []
     for estimator in (QEM(variance="auto"), EmpiricalMean()):
         found = estimation_error(estimator, distribution, levels, NOISES[kind] or IndependentNoise())
-        # Independent errors have 0.3 of the distribution's standard deviation; those of SGD grow with the distribution's scale.
+        # Independent errors have 0.3 of the distribution's standard deviation; those of SGD grow with its scale.
         scale = {"none": 0.0, "independent": 0.09 * distribution.std**2, "SGD": distribution.std}.get(kind, 1.0)
         errors.append(np.mean(BiasVariance(found.bias, scale * np.asarray(found.variance)).mse))
     return float(errors[0] / errors[1])

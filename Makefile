@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help env browser demo bench test lint format clean
@@ -32,8 +33,8 @@ browser:  ## install Chromium, in which the tests open reports, from the system'
 	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
 	  $$sudo apt-get -qq update && $$sudo apt-get -qq install --yes --no-install-recommends chromium > /dev/null; }
 
-test: env browser  ## run the tests
-	$(BIN)/python -m pytest
+test: env browser  ## run all tests, two at a time; make test WORKERS=8 on a larger machine
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: env  ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -40,33 +40,75 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-TOGETHER = ("tests/experiments/test_sweep.py", "tests/report/")
-"""Whose tests share what takes long to make: a sweep, a browser."""
+LONGEST = (
+    "tests/experiments/test_sweep.py",
+    "tests/contract/dsac-mlp",
+    "tests/contract/qem-dsac-iqn",
+    "tests/paper/test_items.py",
+    "tests/training/test_safety.py",
+    "tests/contract/td3",
+    "tests/contract/tqc",
+    "tests/contract/iqem-dqn",
+    "tests/contract/sac",
+    "tests/contract/c51",
+    "tests/contract/test_loops_agree.py",
+    "tests/contract/test_variance_state_is_kept.py",
+    "tests/estimators/test_backends.py",
+    "tests/agents/",
+    "tests/cli/",
+    "tests/contract/",
+    "tests/distributional/",
+    "tests/tabular/test_learn.py",
+    "tests/envs/",
+)
+"""Groups of tests that take long, the longest first: they start before all others, so that workers end together."""
 
 
-class PresetsTogether(LoadScopeScheduling):
-    """Keeps the contract tests of a preset on one worker: its loops take long to compile. So with `TOGETHER`.
+def find_group(test: str) -> str:
+    """The name of the tests that are done by one worker: they share what takes long to make.
 
-    All others go anywhere.
+    That is a file, where programs are compiled for one test that the next one needs, or all of `tests/report/`, which
+    shares a browser. Contract tests are together by preset, whose loops take long to compile.
+    """
+    file = test.partition("::")[0]
+    if file.startswith("tests/report/"):
+        return "tests/report/"
+    if not file.startswith("tests/contract/") or "[" not in test:
+        return file
+    # Not at the top: the types of what is imported before the tests would not be checked.
+    from qemrl.agents.names import SUMMARIES
+
+    case = test[test.rindex("[") + 1 : -1]
+    preset = max((name for name in SUMMARIES if f"{case}-".startswith(f"{name}-")), key=len, default=None)
+    if preset is None or file.endswith("test_loops_agree.py"):  # compiles loops of its own for each case
+        return test
+    return f"tests/contract/{preset}"
+
+
+def find_place(test: str) -> int:
+    """When the group of a test starts: the longest groups before all others."""
+    group = find_group(test)
+    return next((place for place, start in enumerate(LONGEST) if group.startswith(start)), len(LONGEST))
+
+
+class InGroups(LoadScopeScheduling):
+    """Hands groups to workers, in the order of the tests.
 
     A scheduler, because the marks of xdist 3.8 (`xdist_group`) have no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        for place in TOGETHER:
-            if nodeid.startswith(place):
-                return place
-        if "contract/" not in nodeid or "[" not in nodeid:
-            return nodeid
-        # Not at the top: the types of what is imported before the tests would not be checked.
-        from qemrl.agents.names import SUMMARIES
-
-        case = nodeid[nodeid.rindex("[") + 1 : -1]
-        return max((name for name in SUMMARIES if f"{case}-".startswith(f"{name}-")), key=len, default=nodeid)
+        return find_group(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PresetsTogether:
-    return PresetsTogether(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:
+    config.option.loadscopereorder = False  # by the number of tests, which says nothing about how long they take
+    return InGroups(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # in a worker of xdist
+        items.sort(key=lambda item: find_place(item.nodeid))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

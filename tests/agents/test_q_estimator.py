@@ -1,6 +1,7 @@
 """What agents remember to estimate V from, against brute force; heads, EMA networks and snapshots."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -45,19 +46,33 @@ BASE = ValueConfig(
 IMPLICIT = replace(BASE, representation=ImplicitQuantiles(8, 8, 8, num_cosines=8))
 
 
-def learned(config: ValueConfig, updates: int) -> tuple[InspectableAgent, AgentState, list[Batch]]:
-    """An agent after some updates, each from a batch of its own, with a new target network after each third."""
-    agent = make_agent(config, SPEC)
-    state = jax.jit(agent.init)(jax.random.key(0))
-    update, batches = jax.jit(agent.update), []
-    for number in range(updates):
-        batch = jax.device_put(random_batch(SPEC, config.batch_size, number % 4))
-        params, learning, _ = update(state, batch, jax.random.key(number), jnp.int32(number))
+class Learner:
+    """An agent whose programs are compiled once, and its states after 0, 1, 2, … updates."""
+
+    def __init__(self, config: ValueConfig) -> None:
+        self.config, self.agent = config, make_agent(config, SPEC)
+        self.update, self.refresh = jax.jit(self.agent.update), jax.jit(self.agent.refresh_target)
+        self.states: list[AgentState] = [jax.jit(self.agent.init)(jax.random.key(0))]
+        self.batches: list[Batch] = []
+
+    def step(self) -> None:
+        """One update more from a batch of its own, with a new target network after each third."""
+        number, state = len(self.batches), self.states[-1]
+        self.batches.append(jax.device_put(random_batch(SPEC, self.config.batch_size, number % 4)))
+        params, learning, _ = self.update(state, self.batches[-1], jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
-        batches.append(batch)
-        if number % 3 == 2:
-            state = state._replace(target=jax.jit(agent.refresh_target)(state))
-    return agent, state, batches
+        self.states.append(state._replace(target=self.refresh(state)) if number % 3 == 2 else state)
+
+
+make_learner = cache(Learner)
+
+
+def learned(config: ValueConfig, updates: int) -> tuple[InspectableAgent, AgentState, list[Batch]]:
+    """An agent after some updates, and the batches that it learned from."""
+    learner = make_learner(config)
+    while len(learner.batches) < updates:
+        learner.step()
+    return learner.agent, learner.states[updates], learner.batches[:updates]
 
 
 def curves(config: ValueConfig, network: Any, observation: Any) -> Array:

@@ -52,7 +52,7 @@ def mixed_probes(names: tuple[str, ...]) -> JaxEnv:
             rows.append(jnp.concatenate([allowed, jnp.zeros(num_actions - env.spec.num_actions, bool)]))
         return jnp.stack(rows)[number]
 
-    size, name = 1 + count, f"polyak_update/{'-'.join(names)}"
+    size, name = 1 + count, f"mixed/{'-'.join(names)}"
     ends = (-1.0,) * size, (1.0,) * size
     if box is not None:
         spec = EnvSpec(name, (size,), "float32", 0, observation_low=ends[0], observation_high=ends[1], box=box)

@@ -31,6 +31,23 @@ EXPLORERS = ("qr-dqn-dltv", "qem-dqn-dltv", "qem-dqn-var")
 
 LEARNERS = [preset for preset in PRESETS if preset not in EXPLORERS]
 
+SAME_PROGRAM = {
+    "qr-dqn": "qem-dqn",
+    "iqn": "iqem-dqn",
+    "dsac": "dsac-mlp",
+    "qem-dsac": "dsac-mlp",
+    "dsac-iqn": "qem-dsac-iqn",
+    "qem-dsac-mlp": "dsac-mlp",
+}
+"""Presets whose program is that of another one, which is in all contract tests; these are in that of the golden losses.
+
+The mean of fixed quantiles and QEM of them are a product with a constant vector; that of levels that are drawn is QEM
+without its regression. The network of the paper's critics is that of `qem-dsac-iqn`, fixed quantiles are those of
+`dsac-mlp` and `tqc`: all code of the six is in the nine. Golden losses show that each has its own weights and network.
+"""
+
+DISTINCT = [preset for preset in LEARNERS if preset not in SAME_PROGRAM]
+
 
 def tiny(preset: str, kappa: float = 1.0) -> AgentConfig:
     """The preset with networks and a schedule for probes."""

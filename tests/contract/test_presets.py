@@ -311,7 +311,8 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
     assert switched.config.optimizer == AdamConfig(switched.config.optimizer.learning_rate, usual.epsilon)
 
 
-def test_losses_of_a_fixed_stream_are_the_golden_ones(system):
+def test_losses_of_a_fixed_stream_are_the_golden_ones(any_system):
+    system = any_system
     state, replay, losses = system.host_start, HostReplay(system.spec, 2, ReplayConfig(64, n_step=2), 0.8), []
     for number, step in enumerate(stream(system.spec, 200)):
         replay.add(step)

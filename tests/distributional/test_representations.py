@@ -196,7 +196,7 @@ def test_one_set_of_levels_for_all_rows_gives_what_equal_sets_give(config):
         values = head.select_values(features, levels, actions, KEY)
         return jnp.sum(jnp.square(values) * jnp.arange(1, 7, dtype=jnp.float32)[None, :]), values
 
-    both = [jax.grad(spread, argnums=(0, 1), has_aux=True)(head, features, each) for each in (levels, rows)]
+    both = [jax.jit(jax.grad(spread, argnums=(0, 1), has_aux=True))(head, features, each) for each in (levels, rows)]
     np.testing.assert_allclose(
         both[0][1],
         jnp.take_along_axis(head(features, rows, KEY), actions[:, None, None], 2)[..., 0],

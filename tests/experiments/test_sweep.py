@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,8 @@ from qemrl.training import checkpoint
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 GRID = """
-presets = ["dqn", "qr-dqn", "qem-dqn"]
-envs = ["probe/1", "probe/2"]
+presets = ["dqn", "qem-dqn"]
+envs = ["probe/2"]
 seeds = 2
 steps = 1600
 
@@ -40,7 +41,7 @@ batch_size = 8
 learning_starts = 40
 log_every = 40
 evaluate_every = 400
-checkpoint_every = 80
+checkpoint_every = 160
 evaluation_episodes = 2
 """
 SMALL = {
@@ -62,14 +63,20 @@ def grid(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def untouched(grid, tmp_path_factory):
-    """The files of a sweep that nothing happened to."""
-    out = tmp_path_factory.mktemp("untouched")
+def finished(grid, tmp_path_factory):
+    """The folder of a sweep that nothing happened to; its programs are compiled when it is there."""
+    out = tmp_path_factory.mktemp("finished")
     process = start(grid, out)
     said, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert "12 finished" in said
-    return files(out)
+    assert "4 finished" in said
+    return out
+
+
+@pytest.fixture(scope="module")
+def untouched(finished):
+    """The files of a sweep that nothing happened to."""
+    return files(finished)
 
 
 def start(grid: Path, out: Path, *options: str) -> subprocess.Popen[str]:
@@ -104,15 +111,15 @@ def wait_for_records(out: Path, count: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.02)
 
 
-def test_twelve_runs_end_the_same_after_three_kills(grid, untouched, tmp_path):
+def test_runs_end_the_same_after_three_kills(grid, untouched, tmp_path):
     chance = random.Random(7)
     for kill in range(3):
         process = start(grid, tmp_path)
-        wait_for_records(tmp_path, records(tmp_path) + chance.randint(30, 120), process)
+        wait_for_records(tmp_path, records(tmp_path) + chance.randint(10, 40), process)
         if kill == 1:  # a run, too, not only who drives it; the others go on
             ours = [pid for pid in children(process.pid) if pid != process.pid]
             os.kill(chance.choice(ours), signal.SIGKILL)
-            time.sleep(chance.uniform(0, 1))
+            time.sleep(chance.uniform(0, 0.5))
         process.kill()
         process.communicate()
     process = start(grid, tmp_path)
@@ -125,36 +132,28 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_a_finished_sweep_is_left_alone(untouched, tmp_path, capsys):
-    del untouched  # its programs are compiled
-    small = tmp_path / "grid.toml"
-    small.write_text(GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn"').replace('"probe/1", "probe/2"', '"probe/1"'))
+def test_a_finished_sweep_is_left_alone(grid, finished, tmp_path, capsys):
     out = tmp_path / "out"
-    main(["sweep", str(small), "--out", str(out)])
+    shutil.copytree(finished, out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    capsys.readouterr()
-    main(["sweep", str(small), "--out", str(out)])
-    assert "2 runs in" in capsys.readouterr().out
+    main(["sweep", str(grid), "--out", str(out)])
+    assert "4 runs in" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     # One that is lost is done again, and nothing else.
-    lost, kept = sorted((out / "runs").iterdir())
+    lost, *kept = sorted((out / "runs").iterdir())
     (lost / "DONE").unlink()
-    main(["sweep", str(small), "--out", str(out)])
+    main(["sweep", str(grid), "--out", str(out)])
     assert (lost / "DONE").exists()
-    times = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
-    assert times == {path: when for path, when in before.items() if kept in path.parents}
+    for run in kept:
+        times = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        assert times == {path: when for path, when in before.items() if run in path.parents}
 
 
-def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_path, capsys):
-    del untouched
+@pytest.mark.usefixtures("finished")
+def test_failures_are_listed_with_their_cause_and_stop_nobody(tmp_path, capsys):
     file = tmp_path / "grid.toml"
     rate = '[overrides."dqn+wild"]\noptimizer.learning_rate = 1e38\n'
-    file.write_text(
-        GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn+wild", "dqn"')
-        .replace('"probe/1", "probe/2"', '"probe/2"')
-        .replace("seeds = 2", "seeds = 1")
-        + rate
-    )
+    file.write_text(GRID.replace('"dqn", "qem-dqn"', '"dqn+wild", "dqn"').replace("seeds = 2", "seeds = 1") + rate)
     out = tmp_path / "out"
     with pytest.raises(SystemExit) as ended:
         main(["sweep", str(file), "--out", str(out)])
@@ -168,9 +167,9 @@ def test_failures_are_listed_with_their_cause_and_stop_nobody(untouched, tmp_pat
     assert "Traceback" in json.loads(failed.read_text())["traceback"]
 
 
-def test_a_folder_that_is_in_the_way_is_a_failure_of_that_run_only(untouched, tmp_path):
-    del untouched
-    sweep = Sweep(Grid(["dqn"], ["probe/1"], 2, 40, SMALL), tmp_path)
+@pytest.mark.usefixtures("finished")
+def test_a_folder_that_is_in_the_way_is_a_failure_of_that_run_only(tmp_path):
+    sweep = Sweep(Grid(["dqn"], ["probe/2"], 2, 40, SMALL), tmp_path)
     first, second = sweep.statuses
     first.mkdir(parents=True)
     (first / "something").touch()
@@ -270,15 +269,15 @@ def test_the_table_of_runs_fits_a_terminal_and_is_whole_elsewhere(capsys):
     assert shown.columns[1].header in capsys.readouterr().out
 
 
-def test_two_processes_cannot_drive_one_sweep(untouched, tmp_path):
-    del untouched
+def test_two_processes_cannot_drive_one_sweep(tmp_path):
     grid = Grid(["dqn"], ["probe/1"], 1, 40, SMALL)
     sweep = Sweep(grid, tmp_path)
     with sweep._lock(), pytest.raises(Exception, match="is being driven by process"):
         Sweep(grid, tmp_path).drive(Pretended(), {}, lambda _: None, lambda: False)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(grid, untouched, tmp_path):
+@pytest.mark.usefixtures("finished")
+def test_ctrl_c_saves_and_says_how_to_go_on(grid, tmp_path):
     process = start(grid, tmp_path)
     wait_for_records(tmp_path, 20, process)
     process.send_signal(signal.SIGINT)
@@ -293,13 +292,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(grid, untouched, tmp_path):
             assert found is not None
             lines = (run / "metrics.jsonl").read_bytes()
             assert found.meta["metrics_bytes"] == len(lines)
-    del untouched
 
 
-def test_the_dry_run_counts_runs_hours_memory_and_storage(untouched, tmp_path, capsys):
-    del untouched
+@pytest.mark.usefixtures("finished")
+def test_the_dry_run_counts_runs_hours_memory_and_storage(tmp_path, capsys):
     file = tmp_path / "grid.toml"
-    file.write_text(GRID.replace('"dqn", "qr-dqn", "qem-dqn"', '"dqn"'))
+    file.write_text(GRID.replace('"probe/2"', '"probe/1", "probe/2"').replace('"dqn", "qem-dqn"', '"dqn"'))
     out = tmp_path / "out"
     main(["sweep", str(file), "--out", str(out), "--dry-run", "--trial-seconds", "0.2"])
     said = capsys.readouterr().out
@@ -354,21 +352,25 @@ def cluster():
         process.stdin.close()
 
 
-def test_ray_ends_the_same_after_a_node_and_the_driver_were_killed(grid, untouched, cluster, tmp_path):
+def test_ray_ends_the_same_after_a_node_and_the_driver_were_killed(untouched, cluster, tmp_path):
+    """Two of the runs, one on each node: that of the first node is done again on the second, where the other is."""
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(GRID.replace('"dqn", "qem-dqn"', '"dqn"'))
     cluster("add")
     address = cluster("add")
     options = ("--engine", "ray", "--address", address, "--memory-per-run", "0.5")
-    process = start(grid, tmp_path, *options)
-    wait_for_records(tmp_path, 60, process)
+    process = start(grid, out, *options)
+    wait_for_records(out, 10, process)
     cluster("kill")
-    wait_for_records(tmp_path, 150, process)
+    wait_for_records(out, 55, process)  # of 80: more than one run has
     process.kill()
     process.communicate()
-    cluster("add")
-    process = start(grid, tmp_path, *options)
+    process = start(grid, out, *options)
     said, errors = process.communicate()
     assert process.returncode == 0, said + errors
-    assert files(tmp_path) == untouched
+    found = files(out)
+    assert len(list((out / "runs").iterdir())) == 2
+    assert found == {name: content for name, content in untouched.items() if name.startswith("dqn_")}
 
 
 STARTED_HERE = """

@@ -1,4 +1,4 @@
-"""The replay on the host: its batches against lists of steps, its draws against their distribution, and what is saved."""
+"""The replay on the host: batches against lists of steps, draws against their distribution, and what is saved."""
 
 import re
 import tracemalloc

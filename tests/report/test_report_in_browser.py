@@ -11,6 +11,8 @@ from written_runs import HOSTILE
 from qemrl.report.content import gather
 from qemrl.report.page import make_page
 
+pytestmark = pytest.mark.browser
+
 # A browser of a test needs no sandbox, and is to fetch nothing on its own account.
 SWITCHES = (
     "--no-sandbox",

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import gymnasium
 import jax
@@ -272,31 +274,35 @@ def test_writing_replaces_a_file_and_a_failure_leaves_it(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.fixture
-def tiny_files():
-    """No file of this process can grow beyond 1000 bytes."""
+@contextmanager
+def tiny_files() -> Iterator[None]:
+    """No file of this process can grow beyond 1000 bytes; not for a whole test, since pytest writes one too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("tiny_files")
 def test_a_write_that_fails_part_way_says_so_and_leaves_whole_lines(run):
     while run.metrics_bytes < 970:
         run.append({"step": 1, "x": 0.25})
     before = run.read_metrics()
-    with pytest.raises(
-        RunWriteError, match=r"metrics.jsonl could not be written: the disk or a quota is full"
-    ) as caught:
+    with (
+        tiny_files(),
+        pytest.raises(
+            RunWriteError, match=r"metrics.jsonl could not be written: the disk or a quota is full"
+        ) as caught,
+    ):
         run.append({"step": 2, "x": "y" * 100})
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.EFBIG
     assert run.read_metrics() == before
     assert (run.path / "metrics.jsonl").read_bytes().endswith(b"\n")
-    with pytest.raises(RunWriteError, match="DONE could not be written: the disk or a quota is full"):
+    with tiny_files(), pytest.raises(RunWriteError, match="DONE could not be written: the disk or a quota is full"):
         run.finish({"text": "x" * 2000})
     assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "metrics.jsonl"]
 

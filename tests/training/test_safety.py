@@ -20,8 +20,8 @@ from qemrl.types import EnvSpec, Step
 
 QEMRL = Path(sys.executable).parent / "qemrl"
 SHORT = (
-    *("--steps", "3000", "--num-seeds", "2", "--log-every", "200"),
-    *("--evaluate-every", "600", "--checkpoint-every", "400", "--evaluation-episodes", "3", "--batch-size", "16"),
+    *("--steps", "2000", "--num-seeds", "2", "--log-every", "100"),
+    *("--evaluate-every", "600", "--checkpoint-every", "400", "--evaluation-episodes", "2", "--batch-size", "16"),
 )
 TINY = ("--network.widths", "16", *SHORT)
 HOST = ("qem-dqn", "--env", "CartPole-v1", "--replay.prioritized", "--replay.n-step", "3", *TINY)
@@ -76,7 +76,7 @@ def assert_same(run: Path, other: Path) -> None:
     left, right = (checkpoint.load_latest(each / "checkpoints") for each in (run, other))
     assert left is not None
     assert right is not None
-    assert left.step == right.step == 3000
+    assert left.step == right.step == 2000
     assert left.arrays.keys() == right.arrays.keys()
     for name, array in left.arrays.items():
         np.testing.assert_array_equal(array, right.arrays[name], err_msg=name)
@@ -86,9 +86,9 @@ def assert_same(run: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "events"),
     [
-        (HOST, [(3, signal.SIGKILL), (9, signal.SIGTERM), (15, signal.SIGINT), (21, signal.SIGKILL)]),
+        (HOST, [(3, signal.SIGKILL), (12, signal.SIGTERM), (21, signal.SIGINT)]),
         (COMPILED, [(3, signal.SIGTERM), (11, signal.SIGKILL)]),
-        (CONTINUOUS, [(7, signal.SIGINT), (15, signal.SIGKILL)]),
+        (CONTINUOUS, [(9, signal.SIGINT), (20, signal.SIGKILL)]),
     ],
     ids=["host loop", "compiled loop", "continuous actions"],
 )

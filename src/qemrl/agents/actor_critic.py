@@ -281,10 +281,8 @@ class ActorCriticAgent:
 
     def predict_distribution(self, params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         """That of the action that the policy prefers, or of one that is given for each observation."""
-        if actions is None:
-            action = self.config.policy.mode(params.policy(observation))
-        else:
-            action = from_box(self.box, actions)
+        policy = self.config.policy
+        action = policy.mode(params.policy(observation)) if actions is None else from_box(self.box, actions)
         values, levels, probs = self.predict(params.critics, observation, action, "report", None)
         return ReturnDist(values[:, :, None], levels, probs)
 

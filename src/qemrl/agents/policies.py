@@ -159,7 +159,7 @@ class Temperature(Protocol):
     """What the agent asks of the weight α of the policy's entropy."""
 
     def init(self) -> Float[Array, ""] | None:
-        """log α at first, where it is learned; else None."""
+        """The logarithm of α at first, where it is learned; else None."""
         ...
 
     def value_at(self, log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:

@@ -118,7 +118,7 @@ def categorical_cross_entropy(logits: Float[Array, "*batch n"], probs: Float[Arr
 
 
 class QuantileInnovations(NamedTuple):
-    """What a single update would move quantiles by: minus the gradient of the loss, and its curvature, level by level."""
+    """Minus the gradient of the loss, by which a single update moves quantiles, and its curvature, level by level."""
 
     innovations: Float[Array, "*batch n"]
     curvature: Float[Array, "*batch n"]

@@ -36,10 +36,11 @@ browser:  ## install Chromium, in which the tests open reports, from the system'
 test: env browser  ## run all tests, two at a time; make test WORKERS=8 on a larger machine
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-lint: env  ## check format, lint and types
+lint: env  ## check format, lint, types and which package imports which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --warnings
+	$(BIN)/lint-imports --no-cache
 
 format: env  ## put the code into the house format
 	$(BIN)/ruff format .

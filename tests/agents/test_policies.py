@@ -46,7 +46,7 @@ def test_a_gaussian_has_two_outputs_for_each_component_and_a_deterministic_polic
 
 
 def test_the_log_probability_is_that_of_the_action_returned():
-    """Distributions narrow enough for actions to be known to six digits before tanh: |u| < 2.5, where its slope is 0.026."""
+    """Narrow enough for actions to be known to six digits before tanh: |u| < 2.5, where its slope is 0.026."""
     mean, log_std = np.array([0.3, -0.8, 0.0]), np.log([0.3, 0.1, 0.5])
     for draw in (POLICY.sample, POLICY.follow):
         choice = draw(rows(mean, log_std, 200), KEY)

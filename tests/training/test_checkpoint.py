@@ -19,7 +19,8 @@ import optax
 import pytest
 
 from qemrl.training import checkpoint
-from qemrl.training.checkpoint import CheckpointError, CheckpointWarning, flatten, load_latest, save, unflatten
+from qemrl.training.checkpoint import CheckpointError, CheckpointWarning, load_latest, save
+from qemrl.training.pytrees import flatten, unflatten
 
 GRID = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 ARRAYS = {

@@ -4,6 +4,7 @@ A sampler takes its randomness first, a NumPy generator or a JAX key, and return
 last axis of `shape` counts levels, the axes before it are independent draws.
 """
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +34,7 @@ def uniform_levels(source: Any, shape: Shape, dtype: Any = None) -> Float[Array,
     shape = _as_shape(shape)
     if isinstance(source, np.random.Generator):
         return source.random(shape, dtype=np.dtype(dtype or np.float64).type)
-    import jax  # only a caller who holds a key gets here
-
+    jax = sys.modules["jax"]  # whoever holds a key has imported it
     return jax.random.uniform(source, shape, dtype=dtype or float)
 
 

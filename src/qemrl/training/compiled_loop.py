@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.jax.env import JaxEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
-from qemrl.training.checkpoint import flatten, unflatten
 from qemrl.training.evaluation import play_in_jax_env
+from qemrl.training.pytrees import flatten, unflatten
 from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
 from qemrl.types import Step
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
 from qemrl.replay.host import HostReplay
-from qemrl.training.checkpoint import flatten, unflatten
 from qemrl.training.evaluation import make_act, play_in_host_envs
+from qemrl.training.pytrees import flatten, unflatten
 from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
 from qemrl.types import Actions, Batch, Step
 

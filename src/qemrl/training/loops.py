@@ -23,6 +23,7 @@ from qemrl.training.config import RunConfig
 from qemrl.training.evaluation import make_act, play_in_host_envs, play_in_jax_env
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.machine import require_memory
+from qemrl.training.pytrees import unflatten
 from qemrl.training.schedule import Keys, LoopSettings, Record, Stop
 from qemrl.training.threads import HostLoops
 from qemrl.types import EnvSpec
@@ -178,7 +179,7 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> LoadedParams 
             if config.is_compiled
             else {path.removeprefix(start): array for path, array in arrays.items() if path.startswith(start)}
         )
-        params.append(checkpoint.unflatten(template, mine))
+        params.append(unflatten(template, mine))
     return LoadedParams(found.step, tuple(params))
 
 

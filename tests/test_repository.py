@@ -1,5 +1,6 @@
 """What the repository promises about itself."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -46,7 +47,9 @@ def test_every_preset_has_a_page_with_its_command_deviations_and_results(preset)
     assert "@@" not in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/agents.md", "docs/estimators.md", "docs/tabular.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/agents.md", "docs/architecture.md", "docs/estimators.md", "docs/tabular.md"]
+)
 def test_the_python_examples_of_a_page_run(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -65,6 +68,26 @@ def test_links_between_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (path.parent / target).exists(), target
+
+
+def test_names_that_the_architecture_links_to_are_in_the_files_that_it_links():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    links = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)\)", text)
+    assert len(links) > 15
+    for name, file in links:
+        scope = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            found = [node for node in ast.iter_child_nodes(scope) if part in _defined_names(node)]
+            assert found, f"{name} is not in {file}"
+            scope = found[0]
+
+
+def _defined_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []
 
 
 def test_contributing_fits_on_a_page():

@@ -14,7 +14,7 @@ VALUE_AGENTS: dict[str, str] = {
     "qem-dqn-dltv": "as qem-dqn, explores by DLTV",
     "qem-dqn-var": "as qem-dqn, explores by QEM's standard deviation",
 }
-"""For actions that are discrete."""
+"""For discrete actions."""
 
 ACTOR_CRITICS: dict[str, str] = {
     "sac": "expected return only, two critics",

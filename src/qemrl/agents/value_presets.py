@@ -44,6 +44,9 @@ SHARED: dict[DiscreteFamily, ValueConfig] = {
 """What all presets of a family have in common."""
 
 
+ATARI_QEM = QEM(order=4, variance=TailVariance(1.5))
+
+
 def dqn(family: DiscreteFamily) -> ValueConfig:
     """DQN (Mnih et al., 2015) with Adam and the Huber loss."""
     rate = {"atari": 6.25e-5, "minatar": 2.5e-4, "classic": 1e-3}[family]
@@ -66,7 +69,7 @@ def qr_dqn(family: DiscreteFamily) -> ValueConfig:
 
 def qem_dqn(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN with QEM: order 4, V = 1.5 in the tails (section 6 and table 2 of the QEM paper)."""
-    return replace(qr_dqn(family), estimator=QEM(order=4, variance=TailVariance(1.5)))
+    return replace(qr_dqn(family), estimator=ATARI_QEM)
 
 
 def iqn(family: DiscreteFamily) -> ValueConfig:
@@ -93,9 +96,7 @@ def qem_dqn_dltv(family: DiscreteFamily) -> ValueConfig:
 
 def qem_dqn_var(family: DiscreteFamily) -> ValueConfig:
     """QEM-DQN that explores by the standard deviation that QEM finds (section 5.3 of the QEM paper)."""
-    config = qem_dqn(family)
-    assert isinstance(config.estimator, QEM)
-    return replace(config, exploration=BonusExploration(QEMStdBonus(config.estimator)))
+    return replace(qem_dqn(family), exploration=BonusExploration(QEMStdBonus(ATARI_QEM)))
 
 
 VALUE_PRESETS: dict[str, Callable[[DiscreteFamily], ValueConfig]] = {

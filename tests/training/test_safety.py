@@ -21,7 +21,7 @@ from qemrl.types import EnvSpec, Step
 QEMRL = Path(sys.executable).parent / "qemrl"
 SHORT = (
     *("--steps", "2000", "--num-seeds", "2", "--log-every", "100"),
-    *("--evaluate-every", "600", "--checkpoint-every", "400", "--evaluation-episodes", "2", "--batch-size", "16"),
+    *("--evaluate-every", "600", "--checkpoint-every", "200", "--evaluation-episodes", "2", "--batch-size", "16"),
 )
 TINY = ("--network.widths", "16", *SHORT)
 HOST = ("qem-dqn", "--env", "CartPole-v1", "--replay.prioritized", "--replay.n-step", "3", *TINY)
@@ -87,7 +87,7 @@ def assert_same(run: Path, other: Path) -> None:
     ("arguments", "events"),
     [
         (HOST, [(3, signal.SIGKILL), (12, signal.SIGTERM), (21, signal.SIGINT)]),
-        (COMPILED, [(3, signal.SIGTERM), (11, signal.SIGKILL)]),
+        (COMPILED, [(3, signal.SIGTERM), (20, signal.SIGKILL)]),
         (CONTINUOUS, [(9, signal.SIGINT), (20, signal.SIGKILL)]),
     ],
     ids=["host loop", "compiled loop", "continuous actions"],

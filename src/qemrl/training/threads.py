@@ -1,6 +1,5 @@
 """Host loops of several seeds on several cores, in threads: compiled programs leave Python's lock to the others."""
 
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -88,8 +87,8 @@ class HostLoops:
         return {f"{index}/{name}": array for index, loop in loops for name, array in loop.arrays().items()}
 
     def meta(self) -> dict[str, Any]:
-        """The records of seeds that are ahead."""
-        return {"records": self.records}
+        """The records of seeds that are ahead, as pairs: checkpoints keep no order of keys, and metrics.jsonl does."""
+        return {"records": [None if record is None else list(record.items()) for record in self.records]}
 
     def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
         """Go on from there; what could not be restored is said in words."""
@@ -98,7 +97,7 @@ class HostLoops:
         for index, loop in enumerate(self.loops):
             start = f"{index}/"
             lost += loop.restore({name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)})
-        self.records = json.loads(json.dumps(meta["records"]))
+        self.records = [None if pairs is None else dict(pairs) for pairs in meta["records"]]
         return lost
 
     def params(self, index: int) -> Any:

@@ -1,5 +1,6 @@
 """Works side by side in threads, and host loops of several seeds, which use them."""
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -85,3 +86,18 @@ def test_seeds_side_by_side_learn_what_each_learns_alone():
     assert records == [record for each in expected if each is not None for record in each]
     for index, loop in enumerate(alone):
         jax.tree.map(np.testing.assert_array_equal, together.params(index), loop.params(0))
+
+
+def test_the_record_of_a_seed_that_is_ahead_is_kept_as_it_was():
+    """Checkpoints sort the keys of JSON, and metrics.jsonl must not depend on whether a run was stopped."""
+    loops = run(3, 2)
+    loops._advance(0, 4, False, never)
+    stored = json.loads(json.dumps(loops.meta(), sort_keys=True))
+    again = run(3, 2)
+    again.restore(0, loops.arrays(), stored)
+    first, kept = loops.records[0], again.records[0]
+    assert first is not None
+    assert kept is not None
+    assert list(kept.items()) == list(first.items())
+    assert list(first) != sorted(first)  # so that a sorted record would have been found out
+    assert again.records[1] is None

@@ -242,7 +242,7 @@ class TrainableAgent:
         if mask is None:
             return None
         if self.spec.box is not None:
-            raise ValueError(f"a mask is for actions that are discrete; those of {self.spec.id} are continuous")
+            raise ValueError(f"a mask is for discrete actions; those of {self.spec.id} are continuous")
         masks = np.broadcast_to(np.asarray(mask, bool), (count, self.spec.num_actions))
         if not masks.any(-1).all():
             raise ValueError("a mask that allows no action at all leaves nothing to choose")

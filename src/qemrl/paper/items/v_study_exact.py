@@ -203,13 +203,13 @@ def exact_errors(
 
 
 def _weights(
-    arm: Arm, levels: Float[np.ndarray, "draws n"], slow: Float[np.ndarray, "draws n"] | None
+    arm: Arm, levels: Float[np.ndarray, "draws n"], ema: Float[np.ndarray, "draws n"] | None
 ) -> Float[np.ndarray, "draws n"] | None:
-    """The weights of the mean; None where V is to be estimated from `slow`, which is not given."""
+    """The weights of the mean; None where V is to be estimated from `ema`, which is not given."""
     estimator = arm.estimator
     if not isinstance(estimator, QEM) or not estimator.needs:
         return estimator.weights(levels)[..., 0, :]
-    return None if slow is None else estimator.weights(levels, None, VarianceInputs(ema=slow))[..., 0, :]
+    return None if ema is None else estimator.weights(levels, None, VarianceInputs(ema=ema))[..., 0, :]
 
 
 def _measure(

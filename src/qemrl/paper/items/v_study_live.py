@@ -46,7 +46,7 @@ class Chain(NamedTuple):
 
     values: Float[Array, " n"]
     heads: Float[Array, "heads n"]
-    slow: Float[Array, " n"]
+    ema: Float[Array, " n"]
     innovations: Float[Array, "n n"]
     curvature: Float[Array, " n"]
     snapshots: Float[Array, "snapshots n"]
@@ -131,7 +131,7 @@ def _learn(chain: Chain, seen: tuple[Array, Array, Array]) -> tuple[Chain, None]
     return Chain(
         chain.values + STEP * found.innovations,
         chain.heads + jnp.where(mask[:, None], STEP * directions, 0.0),
-        chain.slow + RATE * (chain.values - chain.slow),
+        chain.ema + RATE * (chain.values - chain.ema),
         chain.innovations + RATE * (products - chain.innovations),
         chain.curvature + RATE * (found.curvature - chain.curvature),
         snapshots,
@@ -142,7 +142,7 @@ def _estimate(name: str, arm: Arm, chain: Chain, step: int) -> Float[np.ndarray,
     """The estimates of all chains."""
     values = {
         "none": chain.values,
-        "EMA network": chain.slow,
+        "EMA network": chain.ema,
         "heads": chain.heads.mean(1),
         "snapshots": chain.snapshots.mean(1),
     }[arm.averaging]
@@ -152,7 +152,7 @@ def _estimate(name: str, arm: Arm, chain: Chain, step: int) -> Float[np.ndarray,
     variance_inputs = VarianceInputs(
         step=step,
         visits=np.full(len(values), float(step)),
-        ema=chain.values if name == "H4 slope of itself" else chain.slow,
+        ema=chain.values if name == "H4 slope of itself" else chain.ema,
         twin=chain.heads[:, 0],
         heads=chain.heads,
         innovations=products,

@@ -102,7 +102,7 @@ def test_a_measure_of_risk_decides_among_all_actions_of_a_value_agent():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mask": [True]}, "a mask is for actions that are discrete"),
+        ({"mask": [True]}, "a mask is for discrete actions"),
         ({"risk": 0.1}, r"risk must be a measure such as qemrl.estimators.CVaR\(0.1\), got 0.1"),
         ({"risk": qemrl.CVaR(0.1), "deterministic": False}, "leave `deterministic` as it is"),
     ],

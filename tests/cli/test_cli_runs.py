@@ -272,7 +272,7 @@ def test_help_shows_every_option_with_the_defaults_of_preset_and_environment(cap
         assert option in said, option
     said = helped(capsys, "train", "iqn", "--env", "minatar/breakout", "--estimator", "qem-frozen-lake", "--help")
     assert "--representation.acting-levels {uniform,stratified,cumulative,midpoints}" in said
-    assert "--estimator.variance.low FLOAT Where the band begins. (default: 0.45)" in said
+    assert "--estimator.variance.low FLOAT The lower end of the band. (default: 0.45)" in said
     assert "--representation.num-acting-levels INT K: how many levels Q is estimated from" in said
     assert "defaults are those of small tasks" in helped(capsys, "train", "sac", "--help")
     assert "--steps" in helped(capsys, "resume", "--help")

@@ -138,7 +138,7 @@ def test_the_order_of_settings_never_matters():
     assert expected.agent.representation == FixedQuantiles(51, num_heads=3)
     assert expected.agent.estimator == QEM(3, HeadsVariance())
     assert expected.agent.exploration == BonusExploration(QEMStdBonus(QEM(4)), PowerDecay(power=1.0))
-    for order in itertools.permutations(settings.items()):
+    for order in itertools.islice(itertools.permutations(settings.items()), 0, None, 31):  # each is first, and last
         assert configure("qr-dqn", "jax/catch", 1000, overrides=dict(order)) == expected
     # Intervals that fit only together.
     for order in itertools.permutations({"log_every": 300, "evaluate_every": 600, "checkpoint_every": 900}.items()):
@@ -260,7 +260,7 @@ def test_what_is_no_setting_cannot_be_set(name):
 
 
 def test_an_axis_has_only_the_parts_that_the_agent_can_have():
-    with pytest.raises(ValueError, match=r"no representation 'categorical'; known: .*quantiles, scalar"):
+    with pytest.raises(ValueError, match="Categorical has no quantiles; use quantiles, or Scalar"):
         agent("sac", representation="categorical")
     for preset in PRESETS:
         config = configure(preset, "CartPole-v1", 1000)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -291,16 +292,12 @@ def test_every_switch_of_the_agent_changes_what_is_learned_and_keeps_it_finite(s
         state = switched.with_targets(first, switched.targets(second))
         return jax.lax.scan(update, state, (numbers, jax.random.split(jax.random.key(2), len(numbers))))[1]
 
-    @jax.jit
-    def run():
-        keys = jax.random.split(jax.random.key(0))
-        starts = {}  # by shape: to begin is much of the program
-        for agent in agents.values():
-            kind = str(jax.eval_shape(agent.init, keys[0]))
-            starts.setdefault(kind, jax.vmap(agent.init)(keys))
-        return {name: losses(agent, starts[str(jax.eval_shape(agent.init, keys[0]))]) for name, agent in agents.items()}
-
-    found = jax.device_get(run())
+    keys, starts, found = jax.random.split(jax.random.key(0)), {}, {}
+    for name, agent in agents.items():
+        kind = str(jax.eval_shape(agent.init, keys[0]))  # by shape: to begin is much of a program
+        if kind not in starts:
+            starts[kind] = jax.jit(jax.vmap(agent.init))(keys)
+        found[name] = jax.device_get(jax.jit(partial(losses, agent))(starts[kind]))
     for name, each in found.items():
         assert np.isfinite(each).all(), name
         # Also from one another: a temperature that is learned is not one that only begins elsewhere.

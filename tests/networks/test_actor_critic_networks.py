@@ -81,7 +81,7 @@ def test_a_dsac_critic_is_the_papers_network(dsac):
     agent, _, params = dsac
     observation, action = normal(1, 4, 3), np.array([[-2, -1], [4, 1], [1, 0], [2.5, -0.5]], np.float32)
     unit = np.array([[-1, -1], [1, 1], [0, 0], [0.5, -0.5]])
-    found = jax.jit(agent.distribution)(params, jnp.asarray(observation), jnp.asarray(action))
+    found = jax.jit(agent.predict_distribution)(params, jnp.asarray(observation), jnp.asarray(action))
     assert found.values.shape == (4, 2, 1, 32)
     levels = (np.arange(32) + 0.5) / 32
     np.testing.assert_allclose(found.levels, levels)

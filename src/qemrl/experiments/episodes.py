@@ -4,7 +4,7 @@ import contextlib
 import csv
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import gymnasium
 import jax
@@ -14,7 +14,6 @@ from jaxtyping import Float
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.api import TrainableAgent
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.plotting import style
@@ -151,13 +150,8 @@ def _name_curves(agent: TrainableAgent) -> tuple[str, ...]:
 
 def distribution_kind(agent: TrainableAgent) -> str:
     """What the agent's return distributions are: `quantiles`, `categorical`, or `scalar` for none."""
-    match agent.config.agent.representation:
-        case FixedQuantiles() | ImplicitQuantiles():
-            return "quantiles"
-        case Categorical():
-            return "categorical"
-        case _:
-            return "scalar"
+    content = agent.config.agent.representation.content
+    return {"mean": "scalar", "distribution": "categorical", "quantiles": "quantiles"}[content]
 
 
 def _collect(
@@ -195,7 +189,7 @@ def _predict_step(agent: TrainableAgent, step: int, moment: Moment) -> StepPredi
     if distribution_kind(agent) == "scalar" or count < 2:
         return StepPrediction(*shared, None, mean, None, None, None, None)
     own = agent.config.agent.estimator
-    qem = own.with_fixed_variance if isinstance(own, QEM) else QEM(order=min(4, count))
+    qem = cast("QEM", own).with_fixed_variance if own.requires == "quantiles" else QEM(order=min(4, count))
     with np.errstate(divide="ignore", invalid="ignore"):  # all quantiles alike: R² is then undefined
         share = np.asarray(r_squared(qem, values, levels))
     crossing = np.asarray(crossing_rate(values, levels))

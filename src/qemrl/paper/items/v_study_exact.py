@@ -7,7 +7,7 @@ infinite slopes there. They are found at the levels of a grid, and between them 
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -207,9 +207,9 @@ def _weights(
 ) -> Float[np.ndarray, "draws n"] | None:
     """The weights of the mean; None where V is to be estimated from `ema`, which is not given."""
     estimator = arm.estimator
-    if not isinstance(estimator, QEM) or not estimator.needs:
+    if not estimator.needs:
         return estimator.weights(levels)[..., 0, :]
-    return None if ema is None else estimator.weights(levels, None, VarianceInputs(ema=ema))[..., 0, :]
+    return None if ema is None else cast("QEM", estimator).weights(levels, None, VarianceInputs(ema=ema))[..., 0, :]
 
 
 def _measure(

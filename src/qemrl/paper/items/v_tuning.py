@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.value import ValueConfig
-from qemrl.distributional.representations import FixedQuantiles
 from qemrl.estimators import QEM, EmpiricalMean, TailVariance, midpoints
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
@@ -82,9 +81,9 @@ class Task:
 
     @property
     def num_quantiles(self) -> int:
-        representation = self.agent(PLAIN).representation
-        assert isinstance(representation, FixedQuantiles)
-        return representation.num_quantiles
+        count = self.agent(PLAIN).representation.fixed_quantiles
+        assert count is not None
+        return count
 
 
 def cartpole(steps: int, num_seeds: int, arms: tuple[str, ...] = ARMS, widths: tuple[int, ...] = (64, 64)) -> Task:

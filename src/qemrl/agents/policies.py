@@ -85,7 +85,6 @@ class TanhGaussian(Policy):
         return Choice(jnp.tanh(raw), jnp.sum(density - log_tanh_slope(raw), axis=-1))
 
     def follow(self, outputs: Outputs, key: Key) -> Choice:
-        """The same."""
         return self.sample(outputs, key)
 
     def explore(self, outputs: Outputs, key: Key) -> Components:

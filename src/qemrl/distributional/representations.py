@@ -224,17 +224,14 @@ class FixedQuantiles(Representation):
 
     @property
     def num_members(self) -> int:
-        """The heads."""
         return self.num_heads
 
     @property
     def fixed_quantiles(self) -> int:
-        """All of them."""
         return self.num_quantiles
 
     @property
     def quantile_counts(self) -> dict[str, int]:
-        """N."""
         return {"num_quantiles": self.num_quantiles}
 
     def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ActionStreams:
@@ -354,7 +351,6 @@ class ImplicitQuantiles(Representation):
 
     @property
     def quantile_counts(self) -> dict[str, int]:
-        """N, N' and K."""
         return {name: getattr(self, name) for name in ("num_levels", "num_target_levels", "num_acting_levels")}
 
     def make_head(self, make_streams: MakeStreams, features: int, key: Key) -> ImplicitHead:

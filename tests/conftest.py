@@ -42,14 +42,12 @@ hypothesis.settings.load_profile("repeatable")
 
 LONGEST = (
     "tests/experiments/test_sweep.py",
-    "tests/contract/dsac-mlp",
     "tests/contract/qem-dsac-iqn",
     "tests/paper/test_items.py",
     "tests/training/test_safety.py",
     "tests/contract/td3",
     "tests/contract/tqc",
     "tests/contract/iqem-dqn",
-    "tests/contract/sac",
     "tests/contract/c51",
     "tests/contract/test_loops_agree.py",
     "tests/contract/test_variance_state_is_kept.py",

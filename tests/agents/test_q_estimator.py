@@ -106,13 +106,13 @@ def test_counts_are_those_of_what_was_learned_from():
     spec = SPEC._replace(num_states=4)
     config = replace(BASE, estimator=QEM(2, CountedVariance()))
     agent = make_agent(config, spec)
-    state = jax.jit(agent.init)(jax.random.key(0))
+    state, learn = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     rng, expected = np.random.default_rng(0), np.zeros((4, 2), int)
     for number in range(3):
         states, actions = rng.integers(4, size=16), rng.integers(2, size=16).astype(np.int32)
         seen = np.eye(4, dtype=np.float32)[states]
         batch = random_batch(spec, 16, number)._replace(observation=seen, action=actions)
-        params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        params, learning, _ = learn(state, batch, jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
         np.add.at(expected, (states, actions), 1)
     np.testing.assert_array_equal(state.params.estimator.counts.visits, expected)
@@ -158,7 +158,7 @@ def test_moments_are_those_of_the_looks(full: bool):
     config = replace(BASE, estimator=QEM(2, ResidualVariance(full=full)), target_every=4 * 10**6)
     looks = []
     agent = make_agent(config, SPEC)
-    state = jax.jit(agent.init)(jax.random.key(0))
+    state, learn = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     target = state.target
     for number in range(MOMENTS_EVERY + 1):
         batch = random_batch(SPEC, 16, number)
@@ -175,7 +175,7 @@ def test_moments_are_those_of_the_looks(full: bool):
             moves = np.asarray(found.innovations)
             products = moves.T @ moves / 16 if full else (moves**2).mean(0)
             looks.append((products, np.asarray(found.curvature).mean(0)))
-        params, learning, _ = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        params, learning, _ = learn(state, batch, jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
     assert len(looks) == 2  # the first replaces what was there, the second counts half
     variance_state = state.params.estimator
@@ -287,10 +287,10 @@ def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
     config = replace(config, representation=FixedQuantiles(8), network=network, estimator=QEM(2, model))
     spec = SPECS["half-cheetah"]
     agent = make_agent(config, spec)
-    state = jax.jit(agent.init)(jax.random.key(0))
+    state, learn = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     batch, first = jax.device_put(random_batch(spec, 16, 0)), state
     for number in range(2):
-        params, learning, update = jax.jit(agent.update)(state, batch, jax.random.key(number), jnp.int32(number))
+        params, learning, update = learn(state, batch, jax.random.key(number), jnp.int32(number))
         state = state._replace(params=params, optimizer=learning)
         assert np.isfinite(update.loss)
     dist = agent.predict_distribution(state.params, batch.observation)

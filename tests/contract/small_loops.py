@@ -34,16 +34,19 @@ LEARNERS = [preset for preset in PRESETS if preset not in EXPLORERS]
 SAME_PROGRAM = {
     "qr-dqn": "qem-dqn",
     "iqn": "iqem-dqn",
-    "dsac": "dsac-mlp",
-    "qem-dsac": "dsac-mlp",
+    "sac": "td3",
+    "dsac": "qem-dsac-iqn",
+    "qem-dsac": "qem-dsac-iqn",
     "dsac-iqn": "qem-dsac-iqn",
-    "qem-dsac-mlp": "dsac-mlp",
+    "dsac-mlp": "tqc",
+    "qem-dsac-mlp": "tqc",
 }
-"""Presets whose program is that of another one, which is in all contract tests; these are in that of the golden losses.
+"""Presets whose parts are those of others, which are in all contract tests; these are in that of the golden losses.
 
 The mean of fixed quantiles and QEM of them are a product with a constant vector; that of levels that are drawn is QEM
-without its regression. The network of the paper's critics is that of `qem-dsac-iqn`, fixed quantiles are those of
-`dsac-mlp` and `tqc`: all code of the six is in the nine. Golden losses show that each has its own weights and network.
+without its regression. Of critics, one number is in `td3`, fixed quantiles are in `tqc`, levels and the paper's network
+in `qem-dsac-iqn`; of policies, the Gaussian one is in the last two, and so are a fixed temperature and one that is
+learned, target policies and none. Golden losses show that each preset has its own weights and network.
 """
 
 DISTINCT = [preset for preset in LEARNERS if preset not in SAME_PROGRAM]

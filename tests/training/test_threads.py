@@ -101,3 +101,9 @@ def test_the_record_of_a_seed_that_is_ahead_is_kept_as_it_was():
     assert list(kept.items()) == list(first.items())
     assert list(first) != sorted(first)  # so that a sorted record would have been found out
     assert again.records[1] is None
+
+
+def test_seeds_that_are_done_at_once_still_hear_that_they_are_to_stop():
+    loops = run(3, 2)
+    assert loops.advance(4, False, lambda: True) is None
+    assert loops.step == 0

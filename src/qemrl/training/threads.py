@@ -70,6 +70,8 @@ class HostLoops:
 
     def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
+        if stop():  # threads that are done before they are polled do not ask
+            return None
         behind = [index for index, record in enumerate(self.records) if record is None]
         run_threads([partial(self._advance, index, until, evaluate) for index in behind], stop)
         records = [record for record in self.records if record is not None]

@@ -12,7 +12,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 # Tests compile for longer than they compute. These take less than half of the compiler's time: little optimization, the
-# older of two generators of code, one module instead of many. Code that is not optimized at all would run too slowly.
+# older of two generators of code, one module instead of many.
 FAST = (
     "--xla_backend_optimization_level=1",
     "--xla_cpu_use_fusion_emitters=false",
@@ -107,6 +107,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InGroups:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # in a worker of xdist
         items.sort(key=lambda item: find_place(item.nodeid))
+
+
+COMPUTING = ("tests/paper/", "tests/tabular/", "tests/estimators/", "tests/benchmarks/", "tests/cli/")
+"""Tests that compute for longer than they compile; all others run programs that are not optimized at all."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    optimized = item.nodeid.startswith(COMPUTING)
+    jax.config.update("jax_disable_most_optimizations", not optimized)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not optimized))  # for child processes
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import qemrl
 import qemrl.tabular
+from docs import settings
 from qemrl.agents.names import SUMMARIES
 
 ROOT = Path(__file__).parent.parent
@@ -45,6 +46,22 @@ def test_every_preset_has_a_page_with_its_command_deviations_and_results(preset)
     for heading in ("## Use", "## Metrics", "## Deviations", "## Results"):
         assert heading in text
     assert "@@" not in text
+
+
+@pytest.mark.parametrize("preset", SUMMARIES)
+def test_every_setting_of_a_preset_is_on_its_page_with_its_source(preset):
+    text = (ROOT / "docs" / "presets" / f"{preset}.md").read_text(encoding="utf-8")
+    assert settings.write_page(preset, text) == text, "run: python docs/settings.py"
+
+
+def test_a_setting_that_no_source_states_is_an_error():
+    assert settings.find_source("qr-dqn", "atari", "optimizer.max_gradient_norm", "10.0") == "DQN Zoo"
+    assert settings.find_source("iqn", "atari", "learning_starts", "20000") == "DQN Zoo"
+    for preset, value in (("iqn", "10.0"), ("qr-dqn", "40.0")):
+        with pytest.raises(
+            ValueError, match=f"no source in docs/settings.py states .* = {value} for {preset} on atari"
+        ):
+            settings.find_source(preset, "atari", "optimizer.max_gradient_norm", value)
 
 
 def test_the_python_examples_of_all_pages_run():

@@ -34,7 +34,7 @@ from qemrl.types import EnvSpec, ReturnDist
 
 
 class Evaluation(NamedTuple):
-    """What came of episodes played without learning."""
+    """The results of episodes played without learning."""
 
     returns: Float[np.ndarray, " episodes"]
     lengths: Int[np.ndarray, " episodes"]
@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
 
 
 class _LoadedRun(NamedTuple):
-    """What was read of a run directory; the rest of it is read when learning is resumed."""
+    """What was read from a run directory; the rest of it is read when learning is resumed."""
 
     path: Path
     step: int
@@ -55,7 +55,7 @@ class _LoadedRun(NamedTuple):
 
 
 class TrainableAgent:
-    """An agent with all that it needs to learn on; `make` and `load` give one."""
+    """An agent with all that it needs to go on learning; `make` and `load` give one."""
 
     def __init__(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
         """An agent that has learned nothing yet.

@@ -26,7 +26,7 @@ class ReturnDist(NamedTuple):
 
 
 Actions = Int[Array, " envs"] | Float[Array, "envs ..."]
-"""Numbers of actions, or continuous actions in the environment's own units."""
+"""Indices of discrete actions, or continuous actions in the environment's own units."""
 
 
 class Step(NamedTuple):
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """[envs, ...]: the true next one, also where an episode ended."""
 
     next_mask: Bool[Array, "envs actions"] | None = None
-    """The actions allowed in the next observation; None where the environment allows all always."""
+    """The actions allowed in the next observation; None where the environment always allows all."""
 
 
 class Batch(NamedTuple):
@@ -74,10 +74,10 @@ class ActionBox(NamedTuple):
     """Of one action."""
 
     low: tuple[float, ...]
-    """The least of each component, all finite, in the order of a flat action."""
+    """The lower bound of each component, all finite, in the order of a flat action."""
 
     high: tuple[float, ...]
-    """The most of each component."""
+    """The upper bound of each component."""
 
 
 class EnvSpec(NamedTuple):
@@ -103,7 +103,7 @@ class EnvSpec(NamedTuple):
     observation_high: tuple[float, ...] | None = None
 
     num_states: int | None = None
-    """How many observations there are, if they are discrete: each is a vector of zeros with a one in its own place."""
+    """How many observations there are, if they are discrete: each is one-hot."""
 
     box: ActionBox | None = None
     """Where continuous actions lie; None where actions are discrete, from 0 to `num_actions` − 1."""
@@ -115,5 +115,5 @@ class EnvSpec(NamedTuple):
 
     @property
     def action_dtype(self) -> str:
-        """A NumPy dtype name: `int32` for numbers of actions, `float32` for continuous ones."""
+        """A NumPy dtype name: `int32` for discrete actions, `float32` for continuous ones."""
         return "int32" if self.box is None else "float32"

@@ -59,7 +59,7 @@ def test_no_rounding_leaves_the_box():
     np.testing.assert_allclose(ends[:, 0], [low, high, high, low], atol=1e-7)
 
 
-def test_actions_are_random_at_first_then_the_policys_and_its_mode_when_judged():
+def test_actions_are_random_at_first_then_the_policys_and_its_mode_in_evaluation():
     config = replace(HAND_SAC, random_steps=100)
     agent = prepared(config)[0]
     params = flat(config, [[0.0], [0.0]], [[0.0], [0.0]], policy=(0.5, -0.5, 0, 0)).params

@@ -88,7 +88,7 @@ def drawn():
     return state, batch, params, update.priorities**2, {kind: list(noted) for kind, noted in SEEN.items()}
 
 
-def test_critics_are_judged_at_the_same_levels_and_each_purpose_has_its_own(drawn):
+def test_critics_are_evaluated_at_the_same_levels_and_each_purpose_has_its_own(drawn):
     *_, seen = drawn
     for purpose, count in (("act", 4), ("target", 3), ("loss", 3)):
         (levels, probs), (other, _) = seen[purpose]

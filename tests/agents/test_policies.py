@@ -200,7 +200,7 @@ def test_the_noise_of_exploring_has_its_own_size_and_is_not_clipped():
         (lambda: Deterministic(target_clip=float("inf")), "target_clip must be finite"),
         (lambda: Deterministic(target_noise=float("nan")), "target_noise must be finite"),
         (lambda: FixedTemperature(-0.2), "a temperature must be finite and not negative, got -0.2"),
-        (lambda: AutomaticTemperature(0.0), "must begin positive and finite, got 0.0"),
+        (lambda: AutomaticTemperature(0.0), "must start positive and finite, got 0.0"),
     ],
 )
 def test_policies_and_temperatures_that_make_no_sense_are_refused(make, message):

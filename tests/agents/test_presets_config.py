@@ -7,13 +7,13 @@ from typing import get_args
 import pytest
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS
-from qemrl.agents.names import MUJOCO_TASKS, EnvFamily, mujoco_task
+from qemrl.agents.actor_critic_presets import ACTOR_CRITIC_PRESETS, ACTOR_CRITIC_SETTINGS
+from qemrl.agents.names import MUJOCO_TASKS, SETTINGS, EnvFamily, mujoco_task
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.agents.value_presets import VALUE_PRESETS
+from qemrl.agents.value_presets import VALUE_PRESETS, VALUE_SETTINGS
 from qemrl.config.serialize import from_json, to_json
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
@@ -149,24 +149,46 @@ def test_the_atari_settings_are_those_of_the_papers_table():
     assert iqem.representation == ImplicitQuantiles(64, 64, 32, "uniform", "uniform", 64, kappa=1.0)
     assert VALUE_PRESETS["c51"]("atari").representation == Categorical(51, -10.0, 10.0)
     assert VALUE_PRESETS["dqn"]("atari").representation == Scalar(1.0)
+    assert qem.optimizer == AdamConfig(5e-5, 0.01 / 32, 10.0)  # the clip is DQN Zoo's
+    assert iqem.optimizer == AdamConfig(5e-5, 0.01 / 32)
+    assert (qem.learning_starts, iqem.learning_starts) == (50_000, 20_000)
     for config in (qem, iqem):
-        assert config.optimizer == AdamConfig(5e-5, 0.01 / 32)
         assert (config.discount, config.batch_size, config.update_every) == (0.99, 32, 4)
         assert config.replay == ReplayConfig(1_000_000)
         assert config.network.hidden == (512,)
         assert config.clip_rewards
         assert isinstance(config.exploration, EpsilonGreedy)
         assert config.exploration.final == 0.01
-    assert VALUE_PRESETS["c51"]("atari").optimizer == AdamConfig(2.5e-4, 0.01 / 32)
+        assert config.exploration.begin_steps == config.learning_starts
+    assert VALUE_PRESETS["c51"]("atari").optimizer == AdamConfig(2.5e-4, 0.01 / 32, 10.0)
 
 
-def test_the_minatar_settings_are_those_of_revisiting_rainbow():
-    """51 quantiles, lr 1e-4 for quantiles, replay 100k, learning and target after 1000, an update every 4."""
-    config = PRESETS["qr-dqn"].configure("minatar")
-    assert config.representation == FixedQuantiles(51)
-    assert config.optimizer == AdamConfig(1e-4, 0.01 / 32)
-    assert config.replay.capacity == 100_000
-    assert (config.learning_starts, config.target_every, config.update_every, config.batch_size) == (1000, 1000, 4, 32)
+def test_the_named_minatar_settings_are_those_of_revisiting_rainbow():
+    """51 quantiles, lr 1e-4 for distributions, replay 100k, learning and target after 1000, an update every 4."""
+    for preset, rate in (("dqn", 2.5e-4), ("c51", 1e-4), ("qr-dqn", 1e-4), ("qem-dqn", 1e-4), ("iqn", 1e-4)):
+        config = configure(preset, "minatar/breakout", 1000, overrides={"settings": "revisiting-rainbow"}).agent
+        assert config.optimizer == AdamConfig(rate, 0.01 / 32)
+        assert config.network == NetworkConfig(widths=(), initializer="fan-average")
+        assert config.replay == ReplayConfig(100_000)
+        assert (config.learning_starts, config.target_every) == (1000, 1000)
+        assert (config.update_every, config.batch_size) == (4, 32)
+    assert PRESETS["dqn"].configure("minatar").representation == Scalar(kappa=None)
+    assert PRESETS["qr-dqn"].configure("minatar").representation == FixedQuantiles(51)
+
+
+def test_named_settings_are_the_base_of_others_and_fit_only_their_family():
+    pong = {"settings": "one-machine", "optimizer.learning_rate": 2e-4}
+    config = configure("qr-dqn", "PongNoFrameskip-v4", 1000, overrides=pong).agent
+    assert config.optimizer == AdamConfig(2e-4, 0.01 / 32, 10.0)
+    assert config.replay == ReplayConfig(200_000, 3)
+    hopper = configure("tqc", "Hopper-v5", 1000, overrides={"settings": "tianshou"}).agent
+    assert replace(hopper, optimizer=AdamConfig(3e-4, 1e-8)) == PRESETS["tqc"].configure("hopper")
+    for preset, env, name in (("qr-dqn", "CartPole-v1", "one-machine"), ("sac", "Pendulum-v1", "tianshou")):
+        with pytest.raises(ValueError, match=rf"{preset} has no settings '{name}' .*no others than the default"):
+            configure(preset, env, 1000, overrides={"settings": name})
+    with pytest.raises(ValueError, match=r"'one-machin' for this environment .atari.; there are one-machine"):
+        configure("dqn", "ALE/Pong-v5", 1000, overrides={"settings": "one-machin"})
+    assert set(SETTINGS) == set(VALUE_SETTINGS) | set(ACTOR_CRITIC_SETTINGS)
 
 
 @pytest.mark.parametrize("family", MUJOCO_TASKS)

@@ -139,7 +139,7 @@ def test_an_ema_network_follows_the_network_and_gives_the_slopes(base: ValueConf
 
 
 @pytest.mark.parametrize("model", [SparsityVariance(source="twin"), HeadsVariance(), HeadsVariance(full=True)], ids=str)
-def test_heads_are_evidence_on_each_other(model: EstimatedVariance):
+def test_v_is_estimated_from_the_other_heads(model: EstimatedVariance):
     config = replace(BASE, representation=FixedQuantiles(8, num_heads=3), estimator=QEM(2, model))
     agent, state, batches = learned(config, 4)
     seen = batches[0].observation
@@ -154,7 +154,7 @@ def test_heads_are_evidence_on_each_other(model: EstimatedVariance):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_moments_are_those_of_the_looks(full: bool):
+def test_moments_are_those_of_their_updates(full: bool):
     config = replace(BASE, estimator=QEM(2, ResidualVariance(full=full)), target_every=4 * 10**6)
     looks = []
     agent = make_agent(config, SPEC)
@@ -245,8 +245,8 @@ def test_an_average_of_equal_snapshots_learns_what_one_does():
         (lambda: replace(BASE, estimator=QEM(2, HeadsVariance())), "num_heads"),
         (lambda: replace(BASE, estimator=QEM(2, SparsityVariance(source="twin"))), "num_heads"),
         (lambda: replace(IMPLICIT, estimator=QEM(2, ResidualVariance(full=True))), "full=False"),
-        (lambda: replace(BASE, estimator=QEM(2, SparsityVariance()), averaging=EMA()), "own evidence"),
-        (lambda: QEMStdBonus(QEM(2, SparsityVariance())), "no evidence"),
+        (lambda: replace(BASE, estimator=QEM(2, SparsityVariance()), averaging=EMA()), "use Online"),
+        (lambda: QEMStdBonus(QEM(2, SparsityVariance())), "no VarianceInputs"),
         (lambda: replace(PRESETS["dsac-mlp"].configure("classic"), estimator=QEM(2, CountedVariance())), "continuous"),
         (lambda: replace(PRESETS["dsac-mlp"].configure("classic"), estimator=QEM(2, SparsityVariance())), "twin"),
         (lambda: EMA(0.0), "rate"),
@@ -281,7 +281,7 @@ CONTINUOUS = [DecayingVariance(over_steps=50), SparsityVariance(source="twin"), 
 
 
 @pytest.mark.parametrize("model", CONTINUOUS, ids=str)
-def test_critics_are_evidence_on_each_other(model: EstimatedVariance):
+def test_v_is_estimated_from_the_other_critics(model: EstimatedVariance):
     config = PRESETS["dsac-mlp"].configure("classic")
     network = replace(config.network, policy_widths=(16,), critic_widths=(16,), critic_hidden=())
     config = replace(config, representation=FixedQuantiles(8), network=network, estimator=QEM(2, model))

@@ -42,7 +42,7 @@ def test_multiply_adds_are_those_of_the_layers():
     pong = layer_multiply_adds(network(settings("pong").agent, "pong"), SPECS["pong"])
     assert pong == [*maps, 49 * 64 * 512, 512 * 6 * 200]
     board = layer_multiply_adds(network(settings("minatar").agent, "minatar"), SPECS["minatar"])
-    assert board == [100 * 16 * 3 * 3 * 4, 1600 * 3 * 51]
+    assert board == [100 * 16 * 3 * 3 * 4, 1600 * 128, 128 * 3 * 51]
     cartpole = layer_multiply_adds(network(settings("cartpole").agent, "cartpole"), SPECS["cartpole"])
     assert cartpole == [4 * 64, 64 * 64, 64 * 2 * 200]
 

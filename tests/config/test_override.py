@@ -176,7 +176,7 @@ def test_another_part_is_what_preset_and_environment_would_give_it():
         assert agent("qr-dqn", env, estimator="qem-atari") == agent("qem-dqn", env)
         assert agent("iqn", env, estimator="qem") == agent("iqem-dqn", env)
         assert agent("qr-dqn", env, representation="categorical").representation == agent("c51", env).representation
-        assert agent("c51", env, representation="scalar").representation == Scalar(1.0)
+        assert agent("c51", env, representation="scalar").representation == agent("dqn", env).representation
         assert agent("dqn", env, representation="quantiles").representation == agent("qr-dqn", env).representation
         assert agent("dqn", env, representation="implicit-quantiles").representation == agent("iqn", env).representation
     assert agent("dqn", averaging="ema").averaging == EMA()
@@ -195,7 +195,7 @@ def test_another_part_takes_over_what_both_have_in_common():
     assert agent("tqc", ensemble="smallest-critic").ensemble == SmallestCritic(5)
     assert agent("sac", ensemble="averaged").ensemble == Averaged(2)
     config = configure("qr-dqn", "CartPole-v1", 1000)
-    own = BonusExploration(CountBonus(bits=8), PowerDecay(), 7, 0.5)
+    own = BonusExploration(CountBonus(bits=8), PowerDecay(), 7, "warm-up", 0.5)
     config = replace(config, agent=replace(config.agent, exploration=own))
     assert override(config, {"exploration": "count"}) == config
     other, plain = (override(config, {"exploration": name}).agent for name in ("std-bonus", "epsilon-greedy"))
@@ -225,7 +225,7 @@ def test_names_that_differ_in_a_setting_are_different_parts():
     assert agent("qr-dqn", **twin).estimator == QEM(variance=SparsityVariance(source="twin"))
     released = agent("qr-dqn-dltv", exploration="dltv-released").exploration
     assert released.bonus.released
-    assert released.schedule == SqrtLogDecay()
+    assert released == BonusExploration(released.bonus, SqrtLogDecay(50.0, 2_000_000), count_from="warm-up")
 
 
 def test_an_atari_protocol_is_named_and_then_set():
@@ -318,7 +318,14 @@ def test_every_kept_run_can_be_read():
     assert len(files) >= 102
     for file in files:
         data = json.loads(file.read_text())["config"]
-        assert json.loads(json.dumps(to_json(read_config(data)))) == data
+        assert holds(json.loads(json.dumps(to_json(read_config(data)))), data)
+
+
+def holds(whole: Any, part: Any) -> bool:
+    """Whether all that was written is read; fields that did not exist then have their defaults."""
+    if isinstance(part, dict):
+        return set(part) <= set(whole) and all(holds(whole[key], part[key]) for key in part)
+    return whole == part
 
 
 def test_a_kept_sweep_is_known_to_be_finished():

@@ -55,7 +55,7 @@ def test_the_host_loop_finds_the_values_and_the_best_actions_of_some_probes(syst
     require_best_actions(system.host_run.answers)
 
 
-def test_the_law_of_a_random_return_is_learned(system):
+def test_the_distribution_of_a_random_return_is_learned(system):
     """Some 700 normal rewards of standard deviation 2 are seen: their mean is known to 0.08, tail quantiles to 0.2."""
     (probe,) = (name for name in system.probes if ALL[name].quantiles is not None)
     quantiles = ALL[probe].quantiles

@@ -53,7 +53,7 @@ def bonus_values(bonus: Bonus, dist: ReturnDist) -> jax.Array:
         ([-100.0, 5.0, 5.0, 5.0], 0.0),  # what lies below the median is cut off
     ],
 )
-def test_the_published_spread_is_that_above_the_median(values, variance):
+def test_the_published_std_is_that_above_the_median(values, variance):
     spread = bonus_values(LeftTruncatedStdBonus(), make_dist(values, [0.0] * len(values)))
     np.testing.assert_allclose(spread, [[variance**0.5, 0.0]], rtol=1e-6)
 
@@ -78,19 +78,19 @@ def test_the_median_is_found_for_any_number_of_quantiles():
         ([0.0, 3.0, 3.0], (1 + 1) / 2),
     ],
 )
-def test_the_released_spread_is_that_of_the_upper_half_around_the_mean(values, variance):
+def test_the_released_std_is_that_of_the_upper_half_around_the_mean(values, variance):
     spread = bonus_values(LeftTruncatedStdBonus(released=True), make_dist(values))
     np.testing.assert_allclose(spread, [[variance**0.5]], rtol=1e-6)
 
 
-def test_spreads_weigh_values_with_their_probabilities():
+def test_std_bonuses_weigh_values_with_their_probabilities():
     """Atoms 0, 1, 2 with 0.2, 0.5, 0.3: the median is 1, the mean 1.1, the variance 0.2·1.21 + 0.5·0.01 + 0.3·0.81."""
     dist = ReturnDist(jnp.asarray([[[[0.0, 1.0, 2.0]]]]), np.zeros(3, np.float32), jnp.asarray([[[[0.2, 0.5, 0.3]]]]))
     np.testing.assert_allclose(bonus_values(LeftTruncatedStdBonus(), dist), [[0.15**0.5]], rtol=1e-6)
     np.testing.assert_allclose(bonus_values(StdBonus(), dist), [[0.49**0.5]], rtol=1e-6)
 
 
-def test_spreads_are_averaged_over_members():
+def test_std_bonuses_are_averaged_over_members():
     values = jnp.asarray([[[[1.0, 2.0, 4.0, 8.0]], [[0.0, 0.0, 0.0, 0.0]]]])
     dist = ReturnDist(values, midpoints(4).astype(np.float32))
     for bonus in (LeftTruncatedStdBonus(), LeftTruncatedStdBonus(released=True), StdBonus(), QEMStdBonus()):
@@ -100,7 +100,7 @@ def test_spreads_are_averaged_over_members():
 
 @pytest.mark.parametrize("coefficient", [False, True])
 @pytest.mark.parametrize("levels", ["fixed", "random"])
-def test_qem_finds_the_spread_of_a_normal_law_exactly_whatever_its_sign(coefficient, levels):
+def test_qem_finds_the_std_of_a_normal_distribution_exactly_whatever_its_sign(coefficient, levels):
     taus = midpoints(32) if levels == "fixed" else np.random.default_rng(0).uniform(size=(1, 1, 1, 32))
     z = ndtri(taus).reshape(-1)
     dist = make_dist(3 + 2 * z, 1 - 0.5 * z, levels=taus.astype(np.float32))
@@ -116,7 +116,7 @@ def test_the_whole_variance_of_the_fit_has_more_in_it_than_the_coefficient_of_th
     assert scale == pytest.approx(0.903, abs=0.005)
 
 
-def test_the_plain_spread_is_the_standard_deviation_of_the_quantiles():
+def test_the_plain_std_is_the_standard_deviation_of_the_quantiles():
     values = np.random.default_rng(1).normal(size=(3, 20))
     np.testing.assert_allclose(bonus_values(StdBonus(), make_dist(*values)), values.std(-1)[None], rtol=1e-5)
 
@@ -127,8 +127,6 @@ def test_the_plain_spread_is_the_standard_deviation_of_the_quantiles():
         (SqrtLogDecay(), 0, 0.0),  # log 1
         (SqrtLogDecay(), 1, 50 * (np.log(2) / 2) ** 0.5),
         (SqrtLogDecay(), 99, 50 * (np.log(100) / 100) ** 0.5),
-        (SqrtLogDecay(2.0, begin_steps=50), 149, 2 * (np.log(100) / 100) ** 0.5),
-        (SqrtLogDecay(2.0, begin_steps=50), 49, 0.0),
         (SqrtLogDecay(1.0, until_steps=99), 10**9, (np.log(100) / 100) ** 0.5),
         (PowerDecay(3.0, 0.5), 8, 1.0),
         (PowerDecay(3.0, 0.0), 8, 3.0),
@@ -169,6 +167,16 @@ def test_actions_are_random_before(random_steps, learning_starts, end):
         assert chosen == ({0, 1} if step < end else {0})
 
 
+@pytest.mark.parametrize(("count_from", "factor"), [("start", 0.7356), ("warm-up", 29.436)])
+def test_the_first_factor_on_atari_depends_on_where_t_starts(count_from, factor):
+    """The second action has c·√5 more by DLTV: it is taken while its Q is less than that below the first one's."""
+    dist = make_dist([0.0] * 4, [1.0, 2.0, 4.0, 8.0])
+    exploration = BonusExploration(LeftTruncatedStdBonus(), SqrtLogDecay(50.0, 2_000_000), count_from=count_from)
+    for gap, action in ((0.999, 1), (1.001, 0)):
+        now = context(dist, [gap * factor * 5**0.5, 0.0], step=50_000, learning_starts=50_000)
+        assert choose(exploration, now) == action
+
+
 def test_in_evaluation_actions_are_random_as_often_as_asked():
     now = context(make_dist([0.0] * 4, [0.0] * 4), [1.0, 0.0])
     for evaluation, expected in ((0.0, {0}), (1.0, {0, 1})):
@@ -205,13 +213,15 @@ def test_bonuses_of_any_distribution_fit_all_of_them(bonus, representation):
     [
         (lambda: BonusExploration(StdBonus(), random_steps=-1), "random_steps must not be negative, got -1"),
         (lambda: BonusExploration(StdBonus(), evaluation=1.5), "evaluation must be a probability, got 1.5"),
-        (lambda: QEMStdBonus(QEM(1)), "order 1 fits no spread"),
+        (lambda: QEMStdBonus(QEM(1)), "order 1 fits no standard deviation"),
         (lambda: SqrtLogDecay(-1.0), "scale=-1.0"),
-        (lambda: SqrtLogDecay(begin_steps=-1), "begin_steps must not be negative"),
-        (lambda: SqrtLogDecay(begin_steps=5, until_steps=5), "until_steps must come after begin_steps, got 5 and 5"),
+        (lambda: SqrtLogDecay(until_steps=0), "until_steps must be positive or None, got 0"),
         (lambda: PowerDecay(-1.0), "scale=-1.0"),
         (lambda: PowerDecay(power=-0.5), "power must not be negative"),
-        (lambda: LinearDecay(final=-0.5), "less than nothing"),
+        (lambda: LinearDecay(final=-0.5), "finite and not negative"),
+        (lambda: LinearDecay(final=float("nan")), "finite and not negative"),
+        (lambda: LinearDecay(initial=float("inf")), "finite and not negative"),
+        (lambda: SqrtLogDecay(float("inf")), "finite and not negative"),
         (lambda: LinearDecay(over_steps=0), "over_steps must be positive, got 0"),
         (lambda: CountBonus(offset=0.0), "offset must be positive, got 0.0"),
         (lambda: CountBonus(reward=-0.1), "reward=-0.1"),

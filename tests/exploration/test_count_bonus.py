@@ -118,7 +118,7 @@ def stored(loop: CompiledLoop | HostLoops) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 @pytest.mark.parametrize("env", ["jax/chain-10", "FrozenLake-v1"])
-def test_what_novelty_earns_is_in_the_rewards_that_are_learned_from_and_not_in_returns(env):
+def test_the_count_bonus_is_in_the_rewards_that_are_learned_from_and_not_in_returns(env):
     for beta in (0.0, 0.5):
         loop = make_loop(run(env, beta))
         records = loop.advance(120, False, lambda: False)

@@ -117,7 +117,7 @@ def test_a_policy_that_is_none_is_refused(policy, message):
 
 
 def test_a_policy_that_never_ends_has_no_values_without_a_discount():
-    with pytest.raises(ValueError, match="may go on for ever"):
+    with pytest.raises(ValueError, match="may go on forever"):
         policy_values(make_mdp([[[(1.0, 0, 1.0, False)]]], 1.0), np.zeros(1, dtype=np.int64))
 
 

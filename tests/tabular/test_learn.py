@@ -50,7 +50,7 @@ def policy(lake):
 
 
 def looped(length: int = 1):
-    """One state and action that go on for ever with reward 1."""
+    """One state and action that go on forever with reward 1."""
     return make_mdp([[[(1.0, (s + 1) % length, 1.0, False)]] for s in range(length)], 0.5)
 
 

@@ -68,7 +68,7 @@ MODELS: list[EstimatedVariance] = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_q_is_the_estimate_with_the_evidence_of_each_state_and_action(model: EstimatedVariance):
+def test_q_is_the_estimate_with_the_variance_inputs_of_each_state_and_action(model: EstimatedVariance):
     qem = QEM(2, model)
     heads = 2 if {"twin", "heads"} & set(model.needs) else 1
     representation = Quantiles(8, qem, num_heads=heads)

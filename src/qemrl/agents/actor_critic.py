@@ -73,7 +73,7 @@ def from_box(box: ActionBox, action: Float[Array, "batch ..."]) -> Float[Array, 
 
 @dataclass(frozen=True)
 class ActorCriticAgent:
-    """SAC and its family: critics that hold return distributions, and a policy that climbs the Q read from them."""
+    """SAC and its family: critics that hold return distributions, and a policy that maximizes the Q read from them."""
 
     config: ActorCriticConfig
     spec: EnvSpec
@@ -172,7 +172,7 @@ class ActorCriticAgent:
     def update(
         self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]
     ) -> tuple[ActorCritic, Learning, Update]:
-        """A gradient step of the critics, and where it is due one of the policy and of the temperature."""
+        """A gradient step on the critics and, where due, on the policy and the temperature."""
         target_key, critic_key, policy_key = jax.random.split(key, 3)
         before, learning = state.params, state.optimizer
         target = self.bellman_target(state, batch, target_key)
@@ -295,7 +295,7 @@ class ActorCriticAgent:
     def greedy_action(
         self, params: ActorCritic, observation: Any, mask: None = None, risk: Statistic | None = None
     ) -> Float[Array, "batch ..."]:
-        """The policy's mode, or the best by a risk measure of the mode and of draws of the policy."""
+        """The policy's mode, or the best by a risk measure among the mode and samples from the policy."""
         del mask
         policy, outputs = self.config.policy, params.policy(observation)
         mode = policy.mode(outputs)

@@ -44,7 +44,7 @@ class ActorCriticConfig:
     """How a critic holds a return distribution."""
 
     estimator: Statistic = field(default_factory=EmpiricalMean)
-    """How a critic's return distribution becomes the Q that the policy climbs."""
+    """How a critic's return distribution becomes the Q that the policy maximizes."""
 
     ensemble: Ensemble = field(default_factory=ElementwiseMin)
     """How many critics there are, and how they become one."""
@@ -57,7 +57,7 @@ class ActorCriticConfig:
 
     network: ActorCriticNetworkConfig = field(default_factory=ActorCriticNetworkConfig)
     optimizer: AdamConfig = field(default_factory=lambda: AdamConfig(3e-4, 1e-8))
-    """Of the critics, of the policy and of a temperature that is learned, each by itself."""
+    """Of the critics, the policy and a learned temperature, each with its own state."""
 
     replay: ReplayConfig = field(default_factory=lambda: ReplayConfig(1_000_000))
 
@@ -65,7 +65,7 @@ class ActorCriticConfig:
     """Whether targets bootstrap from an EMA of the policy (DSAC, TD3) instead of the policy itself (SAC, TQC)."""
 
     polyak: float = 0.005
-    """How far target networks move to the online ones with each update of the policy."""
+    """How far target networks move toward the online ones with each update of the policy."""
 
     policy_every: int = 1
     """Updates of the critics for each of the policy and the target networks; TD3 has two."""
@@ -83,10 +83,10 @@ class ActorCriticConfig:
     """Steps before the first update."""
 
     random_steps: int = 10_000
-    """Steps with actions drawn evenly from the whole box, before the policy acts."""
+    """Steps with actions drawn uniformly from the whole box, before the policy acts."""
 
     clip_rewards: bool = False
-    """Learn from rewards cut to [−1, 1]; returns are reported with the rewards as they are."""
+    """Learn from rewards clipped to [−1, 1]; returns are reported with the rewards as they are."""
 
     def __post_init__(self) -> None:
         if not 0 < self.discount <= 1 or not 0 < self.polyak <= 1:

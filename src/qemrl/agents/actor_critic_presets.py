@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetworkConfig
-from qemrl.agents.names import EnvFamily
+from qemrl.agents.names import MUJOCO_TASKS, EnvFamily
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
@@ -111,3 +111,14 @@ ACTOR_CRITIC_PRESETS: dict[str, Callable[[EnvFamily], ActorCriticConfig]] = {
     "qem-dsac-mlp": qem_dsac_mlp,
 }
 """The family by name."""
+
+
+def tianshou(config: ActorCriticConfig) -> ActorCriticConfig:
+    """The learning rate of tianshou's MuJoCo curves, which learn Hopper several times as fast at first."""
+    return replace(config, optimizer=replace(config.optimizer, learning_rate=1e-3))
+
+
+ACTOR_CRITIC_SETTINGS: dict[str, tuple[tuple[EnvFamily, ...], Callable[[ActorCriticConfig], ActorCriticConfig]]] = {
+    "tianshou": (MUJOCO_TASKS, tianshou)
+}
+"""Other settings by name: the families that they are for, and what they change."""

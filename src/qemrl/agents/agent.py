@@ -9,7 +9,7 @@ from qemrl.networks.layers import Key
 from qemrl.types import Actions, Array, Batch, ReturnDist
 
 NEVER = 2**30
-"""A number of updates that no run reaches: between refreshes, where there is nothing to refresh."""
+"""A number of updates that no run reaches: the interval where there is no target to refresh."""
 
 
 class AgentState(NamedTuple):
@@ -65,7 +65,7 @@ class Agent(Protocol):
         ...
 
     def init_actor(self, num_envs: int) -> Any:
-        """The state that acting keeps for so many environments."""
+        """The state that acting keeps for this many environments."""
         ...
 
     def act(
@@ -89,7 +89,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class InspectableAgent(Agent, Protocol):
-    """An agent with the questions that people ask; the answers hold no randomness."""
+    """An agent that can be asked for its predictions, which hold no randomness."""
 
     def predict_distribution(self, params: Any, observation: Any, actions: Any = None) -> ReturnDist:
         """Return distributions [batch, members, actions, n] of all actions.

@@ -10,7 +10,7 @@ VALUE_AGENTS: dict[str, str] = {
     "qem-dqn": "fixed quantiles, Q by QEM with the paper's V on Atari",
     "iqn": "quantiles at random levels, their mean is Q",
     "iqem-dqn": "quantiles at random levels, Q by QEM",
-    "qr-dqn-dltv": "as qr-dqn, explores by DLTV, the spread above the median",
+    "qr-dqn-dltv": "as qr-dqn, explores by DLTV, the variance above the median",
     "qem-dqn-dltv": "as qem-dqn, explores by DLTV",
     "qem-dqn-var": "as qem-dqn, explores by QEM's standard deviation",
 }
@@ -36,7 +36,14 @@ MuJoCoTask = Literal["ant", "half-cheetah", "hopper", "walker2d", "swimmer", "hu
 """The tasks of the paper's table 3, each with its own settings."""
 
 EnvFamily = Literal["atari", "minatar", "classic", MuJoCoTask]
-"""Whose settings an environment gets; `classic` is everything that is nothing else."""
+"""Whose settings an environment gets; `classic` is everything else."""
+
+SETTINGS: dict[str, str] = {
+    "one-machine": "Atari: 3-step returns, a replay of 200,000 and a faster start, to learn Pong on one core in hours",
+    "revisiting-rainbow": "MinAtar: the network and the settings of Obando-Ceron and Castro (2021)",
+    "tianshou": "MuJoCo: a learning rate of 1e-3, as in tianshou's published curves",
+}
+"""Sets of settings other than a family's own, for `--settings`."""
 
 MUJOCO_TASKS: tuple[MuJoCoTask, ...] = get_args(MuJoCoTask)
 

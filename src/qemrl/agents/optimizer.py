@@ -19,7 +19,7 @@ class AdamConfig:
     """Adam's ε. With a loss that sums over quantiles it is part of the tuning, not a safeguard."""
 
     max_gradient_norm: float | None = None
-    """Longer gradients are scaled down to this norm; None leaves them alone."""
+    """Larger gradients are scaled down to this norm; None leaves them alone."""
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0 or not self.epsilon > 0:

@@ -29,10 +29,10 @@ class Policy(Protocol):
     """What the agent asks of a policy."""
 
     has_entropy: ClassVar[bool]
-    """Whether actions have a density, whose entropy can be weighed."""
+    """Whether actions have a density, whose entropy can be weighted."""
 
     def num_outputs(self, components: int) -> int:
-        """How many outputs of the network an action with so many components takes."""
+        """How many outputs of the network an action with this many components takes."""
         ...
 
     def sample(self, outputs: Outputs, key: Key) -> Choice:
@@ -44,11 +44,11 @@ class Policy(Protocol):
         ...
 
     def explore(self, outputs: Outputs, key: Key) -> Components:
-        """What is done in training."""
+        """The action to take in training."""
         ...
 
     def mode(self, outputs: Outputs) -> Components:
-        """What is done when nothing is to be explored."""
+        """The action without exploration."""
         ...
 
 
@@ -57,10 +57,10 @@ class TanhGaussian(Policy):
     """A normal distribution squashed by tanh, as in SAC."""
 
     log_std_min: float = -20.0
-    """The least logarithm of the standard deviation."""
+    """The lower bound of the log standard deviation."""
 
     log_std_max: float = 2.0
-    """The most."""
+    """The upper bound of the log standard deviation."""
 
     has_entropy: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class TanhGaussian(Policy):
         return self.sample(outputs, key)
 
     def explore(self, outputs: Outputs, key: Key) -> Components:
-        """The action of a draw."""
+        """The action of a sample."""
         return self.sample(outputs, key).action
 
     def mode(self, outputs: Outputs) -> Components:
@@ -158,7 +158,7 @@ class Temperature(Protocol):
     """What the agent asks of the weight α of the policy's entropy."""
 
     def init(self) -> Float[Array, ""] | None:
-        """The logarithm of α at first, where it is learned; else None."""
+        """The initial log α, where it is learned; else None."""
         ...
 
     def value_at(self, log_temperature: Float[Array, ""] | None) -> Float[Array, ""]:
@@ -166,7 +166,7 @@ class Temperature(Protocol):
         ...
 
     def gradient(self, log_prob: Float[Array, " batch"], components: int) -> Float[Array, ""]:
-        """That of the loss of log α; zero where it is not learned."""
+        """The gradient of the loss of log α; zero where it is not learned."""
         del components
         return jnp.zeros_like(log_prob, shape=())
 
@@ -195,14 +195,14 @@ class AutomaticTemperature(Temperature):
     """A weight α that is learned, so that the policy keeps a given entropy (Haarnoja et al., 2018)."""
 
     initial: float = 1.0
-    """α at first."""
+    """The initial α."""
 
     target_entropy: float | None = None
     """The entropy to keep, of actions in [−1, 1]; None for minus the number of components."""
 
     def __post_init__(self) -> None:
         if not 0 < self.initial < float("inf"):
-            raise ValueError(f"a temperature that is learned must begin positive and finite, got {self.initial}")
+            raise ValueError(f"a learned temperature must start positive and finite, got {self.initial}")
 
     def init(self) -> Float[Array, ""]:
         return jnp.log(jnp.float32(self.initial))
@@ -212,6 +212,6 @@ class AutomaticTemperature(Temperature):
         return jnp.exp(log_temperature)
 
     def gradient(self, log_prob: Float[Array, " batch"], components: int) -> Float[Array, ""]:
-        """That of −log α · (log π + target), which does not vanish where α is small."""
+        """The gradient of −log α · (log π + target), which does not vanish where α is small."""
         target = -float(components) if self.target_entropy is None else self.target_entropy
         return -(jnp.mean(log_prob) + target)

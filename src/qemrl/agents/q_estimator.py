@@ -1,8 +1,8 @@
 """How an agent's return distributions become Q, and what it remembers to estimate V from.
 
-`QEstimator` is the one place where a return distribution becomes a number. Most estimators look at the distribution
-alone, and then there is no state. QEM with an estimated V also looks at what its `needs` name: the clock, counts of
-visits, an EMA of the network, moments of TD errors. That is a `VarianceState`, which agents keep with their parameters
+`QEstimator` is the one place where a return distribution becomes a number. Most estimators need the distribution
+alone, and then there is no state. QEM with an estimated V also needs the fields that its `needs` name: the step, visit
+counts, an EMA of the network, moments of TD errors. That is a `VarianceState`, which agents keep with their parameters
 and hand back without looking into it: whoever acts or asks for Q has it, and checkpoints store it.
 """
 
@@ -22,13 +22,13 @@ from qemrl.exploration.counts import CountBonus, Counts, count_visits, lookup_vi
 from qemrl.types import Batch, EnvSpec, ReturnDist
 
 GRID = 32
-"""At so many levels moments are kept where the levels of the quantiles change."""
+"""The number of levels at which moments are kept where the levels of the quantiles vary."""
 
 MOMENTS_EVERY = 25
-"""Moments of TD errors are updated once in so many updates, so that they cost little."""
+"""The number of updates between two updates of the moments of TD errors, so that they cost little."""
 
 MOMENTS_RATE = 0.01
-"""The least weight of new moments in the running ones; the first are averaged."""
+"""The smallest weight of new moments in the running ones; the first are averaged."""
 
 SHARED_INPUTS = {"step", "innovations", "curvature"}
 """Inputs to V that are the same in all states."""
@@ -48,7 +48,7 @@ class VarianceState(NamedTuple):
 
     innovations: Float[Array, " n"] | Float[Array, "n n"] | None = None
     curvature: Float[Array, " n"] | None = None
-    """At the quantiles' levels, or on the grid; averaged over all that was learned from."""
+    """At the quantiles' levels, or on the grid; averaged over all transitions learned from."""
 
     weights: Float[Array, " n"] | None = None
     """The weights of the mean, where they are the same for all that is estimated until the next update."""
@@ -175,7 +175,7 @@ class QEstimator:
             innovations=innovations,
             curvature=curvature,
         )
-        return jax.lax.stop_gradient(inputs)  # V is given: a policy climbs the estimate, and not its weights
+        return jax.lax.stop_gradient(inputs)  # V is given: a policy maximizes the estimate, not through its weights
 
     def _with_weights(self, state: VarianceState, shared: bool) -> VarianceState:
         """With the weights of the mean, where V is shared by all states and levels are fixed."""
@@ -244,7 +244,7 @@ def _interpolate(levels: Any, moments: Any) -> Float[Array, "*shared n"]:
 
 
 def check_estimator(estimator: Statistic, representation: Representation, members: int, discrete: bool) -> None:
-    """Raise unless an agent with so many members can give what the estimator needs."""
+    """Raise unless an agent with this many members can give what the estimator needs."""
     check_compatible(estimator, representation)
     needs, name = estimator.needs, type(getattr(estimator, "variance", None)).__name__
     if "visits" in needs and not discrete:
@@ -253,7 +253,7 @@ def check_estimator(estimator: Statistic, representation: Representation, member
         raise ValueError(f"{name} with source='ema': these agents have no EMA network that acts; use source='twin'")
     if members < 2 and ("twin" in needs or "heads" in needs):
         raise ValueError(
-            f"{name} compares learners, and there is one; give FixedQuantiles num_heads (--representation.num-heads 2)"
+            f"{name} compares heads, and there is one; set num_heads of FixedQuantiles (--representation.num-heads 2)"
         )
     if "innovations" in needs and getattr(estimator, "full", False) and representation.fixed_quantiles is None:
         kind = type(representation).__name__

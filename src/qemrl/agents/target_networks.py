@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from qemrl.types import ReturnDist
 
 EMA_RATE = 5e-4
-"""How far an EMA network moves to the online network with each update."""
+"""How far an EMA network moves toward the online network with each update."""
 
 
 def polyak_update(average: Any, network: Any, rate: float) -> Any:
-    """The average after it has moved a share of the way to the network."""
+    """The average after it has moved by `rate` of the way to the network."""
     return jax.tree.map(lambda old, new: old + rate * (new - old), average, network)
 
 
@@ -57,7 +57,7 @@ class EMA(Online):
     """An exponential moving average of the online network acts and chooses the target's action."""
 
     rate: float = EMA_RATE
-    """How far it moves to the online network with each update."""
+    """How far it moves toward the online network with each update."""
 
     selects_target_action: ClassVar[bool] = True
 
@@ -108,5 +108,5 @@ class Snapshots(Online):
         values, probs = (None if each is None else jnp.mean(each, axis=0) for each in jax.vmap(predict_one)(target))
         if probs is not None:
             return ReturnDist(values, jnp.cumsum(probs, axis=-1) - probs / 2, probs)
-        # All snapshots have the same levels; fixed ones are no arrays of JAX, and must stay so to be known in advance.
+        # All snapshots have the same levels; fixed ones are not JAX arrays, and must stay so to be known in advance.
         return by_network(jax.tree.map(lambda leaf: leaf[0], target))._replace(values=values)

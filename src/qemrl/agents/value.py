@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -27,7 +27,7 @@ from qemrl.estimators import EmpiricalMean, Statistic
 from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, mask_q
 from qemrl.exploration.epsilon_greedy import argmax_action
 from qemrl.networks.heads import ActionStreams, StreamConfig
-from qemrl.networks.layers import Key
+from qemrl.networks.layers import Key, redraw_fan_average
 from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
 from qemrl.replay.config import ReplayConfig
 from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
@@ -41,16 +41,22 @@ class NetworkConfig:
     """`nature` (Atari), `minatar` (small boards) or `mlp`; `auto` goes by the observation."""
 
     widths: tuple[int, ...] = (512, 512)
-    """The dense layers of the `mlp` torso."""
+    """The dense layers of the torso, behind its convolutions if it has any."""
 
     hidden: tuple[int, ...] = ()
-    """Hidden layers between torso and outputs; Atari has one of 512."""
+    """Hidden layers of the streams, between torso and outputs; Atari has one of 512. IQN's levels join before them."""
 
     dueling: bool = False
     """A stream for the state's value and one for the actions' advantages."""
 
     noisy: bool = False
     """Learned noise on the weights of the streams. It explores by itself: consider an ε of zero with it."""
+
+    layer_norm: bool = False
+    """A LayerNorm before every ReLU."""
+
+    initializer: Literal["fan-in", "fan-average"] = "fan-in"
+    """How weights start: uniform in ±1/√(fan-in), biases too, as in DQN Zoo; or Glorot's uniform with zero biases."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,13 @@ class ValueConfig:
             )
         check_estimator(self.estimator, self.representation, self.representation.num_members, discrete=True)
         if "ema" in self.estimator.needs and self.averaging.selects_target_action:
-            raise ValueError("Q is estimated from the EMA network here, which cannot be its own evidence; use Online()")
+            raise ValueError(
+                "Q is estimated from the EMA network here, which V cannot be estimated from as well; use Online()"
+            )
         self.exploration.check_compatible(self.representation)
 
     def fit_num_envs(self, num_envs: int) -> "ValueConfig":
-        """The same with a number of steps between copies that whole iterations of so many environments make up."""
+        """The same with a number of steps between copies that whole iterations of this many environments make up."""
         whole = math.lcm(self.update_every, num_envs)
         return replace(self, target_every=-(-self.target_every // whole) * whole)
 
@@ -166,16 +174,18 @@ class ValueAgent:
         """A fresh network, its optimizer and its target network."""
         torso_key, head_key = jax.random.split(key)
         config = self.config.network
-        torso = make_torso(config.torso, config.widths, self.spec, torso_key)
+        torso = make_torso(config.torso, self.spec, torso_key, config.widths, config.layer_norm)
         features = num_features(torso, self.spec)
         network = Network(torso, self.config.representation.make_head(self._make_streams, features, head_key))
+        if config.initializer == "fan-average":
+            network = redraw_fan_average(network, jax.random.fold_in(key, 1))
         averaging = self.config.averaging
         params = Params(network, averaging.init_ema(network), self.estimate_q.init(self.spec, network))
         return AgentState(params, init_optimizer(self.optimizer, network), averaging.init_target(network))
 
     def _make_streams(self, features: int, outputs: int, key: Key) -> ActionStreams:
         config = self.config.network
-        streams = StreamConfig(config.hidden, config.dueling, config.noisy)
+        streams = StreamConfig(config.hidden, config.dueling, config.noisy, config.layer_norm)
         return ActionStreams(streams, features, self.spec.num_actions, outputs, key)
 
     # Acting

@@ -1,14 +1,15 @@
 """Every named algorithm of the DQN family, with the settings of each family.
 
 A preset is a function from a family to a configuration. The families: `atari` has the settings of the paper's table 2
-and, where the table is silent, of DQN Zoo; `minatar` those of Revisiting Rainbow (Obando-Ceron and Castro, 2021);
-`classic` is everything else.
+and, where the table is silent, of DQN Zoo; `minatar` has the network of the MinAtar paper, with what a study chose
+(results/studies/minatar-settings); `classic` is everything else. docs/settings.py knows the source of each setting.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from qemrl.agents.names import EnvFamily
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
@@ -22,13 +23,14 @@ DiscreteFamily = Literal["atari", "minatar", "classic"]
 SHARED: dict[DiscreteFamily, ValueConfig] = {
     "atari": ValueConfig(
         exploration=EpsilonGreedy(begin_steps=50_000, over_steps=1_000_000),
-        network=NetworkConfig(hidden=(512,)),
+        network=NetworkConfig(widths=(), hidden=(512,)),
         replay=ReplayConfig(capacity=1_000_000),
         clip_rewards=True,
     ),
     "minatar": ValueConfig(
         exploration=EpsilonGreedy(begin_steps=1_000, over_steps=250_000),
-        replay=ReplayConfig(capacity=100_000),
+        network=NetworkConfig(widths=(128,)),
+        replay=ReplayConfig(capacity=100_000, n_step=3),
         target_every=1_000,
         learning_starts=1_000,
     ),
@@ -43,27 +45,40 @@ SHARED: dict[DiscreteFamily, ValueConfig] = {
 }
 """What all presets of a family have in common."""
 
-
+MINATAR_RATE = 3e-4
 ATARI_QEM = QEM(order=4, variance=TailVariance(1.5))
 
 
 def dqn(family: DiscreteFamily) -> ValueConfig:
-    """DQN (Mnih et al., 2015) with Adam and the Huber loss."""
-    rate = {"atari": 6.25e-5, "minatar": 2.5e-4, "classic": 1e-3}[family]
-    return replace(SHARED[family], representation=Scalar(), optimizer=AdamConfig(rate, epsilon=1.5e-4))
+    """DQN (Mnih et al., 2015) with Adam, and with half the squared error on MinAtar, which is better there."""
+    optimizer = {
+        "atari": AdamConfig(6.25e-5, epsilon=1.5e-4),
+        "minatar": AdamConfig(MINATAR_RATE),
+        "classic": AdamConfig(1e-3, epsilon=1.5e-4),
+    }[family]
+    representation = Scalar(kappa=None) if family == "minatar" else Scalar()
+    return replace(SHARED[family], representation=representation, optimizer=optimizer)
 
 
 def c51(family: DiscreteFamily) -> ValueConfig:
     """C51 (Bellemare et al., 2017)."""
     bound = {"atari": 10.0, "minatar": 100.0, "classic": 100.0}[family]
-    optimizer = AdamConfig({"atari": 2.5e-4, "minatar": 2.5e-4, "classic": 1e-3}[family])
+    optimizer = {
+        "atari": AdamConfig(2.5e-4, max_gradient_norm=10.0),
+        "minatar": AdamConfig(MINATAR_RATE),
+        "classic": AdamConfig(1e-3),
+    }[family]
     return replace(SHARED[family], representation=Categorical(51, -bound, bound), optimizer=optimizer)
 
 
 def qr_dqn(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN (Dabney et al., 2018a)."""
     count = {"atari": 200, "minatar": 51, "classic": 51}[family]
-    optimizer = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[family])
+    optimizer = {
+        "atari": AdamConfig(5e-5, max_gradient_norm=10.0),
+        "minatar": AdamConfig(MINATAR_RATE),
+        "classic": AdamConfig(1e-3),
+    }[family]
     return replace(SHARED[family], representation=FixedQuantiles(count), optimizer=optimizer)
 
 
@@ -75,8 +90,12 @@ def qem_dqn(family: DiscreteFamily) -> ValueConfig:
 def iqn(family: DiscreteFamily) -> ValueConfig:
     """IQN (Dabney et al., 2018b)."""
     levels = ImplicitQuantiles() if family == "atari" else ImplicitQuantiles(32, 32, 32)
-    optimizer = AdamConfig({"atari": 5e-5, "minatar": 1e-4, "classic": 1e-3}[family])
-    return replace(SHARED[family], representation=levels, optimizer=optimizer)
+    optimizer = AdamConfig({"atari": 5e-5, "minatar": MINATAR_RATE, "classic": 1e-3}[family])
+    shared = SHARED[family]
+    if family == "atari":
+        exploration = EpsilonGreedy(begin_steps=20_000, over_steps=1_000_000)
+        shared = replace(shared, exploration=exploration, learning_starts=20_000)
+    return replace(shared, representation=levels, optimizer=optimizer)
 
 
 def iqem_dqn(family: DiscreteFamily) -> ValueConfig:
@@ -111,3 +130,37 @@ VALUE_PRESETS: dict[str, Callable[[DiscreteFamily], ValueConfig]] = {
     "qem-dqn-var": qem_dqn_var,
 }
 """The family by name."""
+
+
+def one_machine(config: ValueConfig) -> ValueConfig:
+    """Atari on one core: 3-step returns, a replay that fits into 2 GB, and an ε that falls within 100,000 steps."""
+    exploration = config.exploration
+    if isinstance(exploration, EpsilonGreedy):
+        exploration = replace(exploration, begin_steps=10_000, over_steps=100_000)
+    return replace(
+        config,
+        exploration=exploration,
+        optimizer=replace(config.optimizer, learning_rate=1e-4, max_gradient_norm=10.0),
+        replay=replace(config.replay, capacity=200_000, n_step=3),
+        target_every=2_000,
+        learning_starts=10_000,
+    )
+
+
+def revisiting_rainbow(config: ValueConfig) -> ValueConfig:
+    """MinAtar as in Revisiting Rainbow: no hidden layer, Glorot's initializer, one step, an update every 4."""
+    rate = 2.5e-4 if config.representation.content == "mean" else 1e-4
+    return replace(
+        config,
+        network=replace(config.network, widths=(), initializer="fan-average", layer_norm=False),
+        optimizer=AdamConfig(rate),
+        replay=replace(config.replay, n_step=1),
+        update_every=4,
+    )
+
+
+VALUE_SETTINGS: dict[str, tuple[tuple[EnvFamily, ...], Callable[[ValueConfig], ValueConfig]]] = {
+    "one-machine": (("atari",), one_machine),
+    "revisiting-rainbow": (("minatar",), revisiting_rainbow),
+}
+"""Other settings by name: the families that they are for, and what they change."""

@@ -28,27 +28,32 @@ from qemrl.experiments.statistics import Interval
 
 def list_known() -> None:
     """Show the agents, estimators and items of the paper that this version knows."""
-    from qemrl.agents.names import ACTOR_CRITICS, VALUE_AGENTS
+    from qemrl.agents.names import ACTOR_CRITICS, SETTINGS, VALUE_AGENTS
 
     for actions, known in (("discrete", VALUE_AGENTS), ("continuous", ACTOR_CRITICS)):
         agents = table(f"Agents for {actions} actions: qemrl train NAME --env ID", "name", "what it is")
         for name, summary in known.items():
             agents.add_row(name, summary)
         print_table(agents)
-    print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders, and those")
-    print("with -sparse behind; jax/cartpole, jax/catch, jax/mountain-car, jax/pendulum; jax/deep-sea-5 to -30 and")
-    print("jax/deep-sea-stochastic-5 to -30; jax/chain-10, -20, -30, -50, -100; probe/1 to 8, probe/c1 to c7\n")
+    print("Environments: any id of Gymnasium; minatar/breakout, asterix, freeway, seaquest, space_invaders, and the")
+    print("same with -sparse appended; jax/cartpole, jax/catch, jax/mountain-car, jax/pendulum; jax/deep-sea-5 to -30")
+    print("and jax/deep-sea-stochastic-5 to -30; jax/chain-10, -20, -30, -50, -100; probe/1 to 8, probe/c1 to c7\n")
+    settings = table("Settings: qemrl train NAME --env ID --settings NAME", "name", "what it is")
+    for name, summary in SETTINGS.items():
+        settings.add_row(name, summary)
+    print_table(settings)
     presets = table("Estimators: qemrl train NAME --env ID --estimator NAME", "name", "what it is")
     for name, preset in qemrl.ESTIMATORS.items():
         presets.add_row(name, preset.summary)
     print_table(presets)
     print('In Python: qemrl.ESTIMATORS["qem"].estimator\n')
-    from qemrl.experiments.builtin_grids import builtin_grids, summary
+    from qemrl.experiments.builtin_grids import builtin_grids
+    from qemrl.experiments.builtin_grids import summary as grid_summary
     from qemrl.paper.catalog import ITEMS
 
     grids = table("Grids: qemrl sweep NAME --out DIR", "name", "what it is")
     for name, text in builtin_grids().items():
-        grids.add_row(name, summary(text))
+        grids.add_row(name, grid_summary(text))
     print_table(grids)
     items = table("Reproductions: qemrl reproduce NAME", "name", "in the paper", "what it shows")
     for item in ITEMS:
@@ -63,7 +68,7 @@ def fits(
 
     Args:
         out: The folder for figure.png, figure.svg and data.csv.
-        quantiles: How many quantiles each distribution is seen through, at least 4.
+        quantiles: How many quantiles each distribution is fitted from, at least 4.
         noise: The standard deviation of each quantile's error; the paper's N(0, 0.25) is 0.5.
         trials: How many sets of random levels the error is averaged over.
         seed: The seed of all randomness.
@@ -107,7 +112,7 @@ def reproduce(
         scale: Seconds (smoke), a minute or less (small), or the size that results are reported at (paper).
         out: The folder; each item gets one of its own in it, with data.csv, figure.png, figure.svg and claims.json.
         seed: The seed of all randomness.
-        again: Run items whose results are there already, too.
+        again: Also run items whose results are there already.
     """
     from qemrl.paper import reproduce as runs
     from qemrl.paper.catalog import BY_NAME, ITEMS

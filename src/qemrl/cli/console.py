@@ -18,7 +18,7 @@ WIDEST = 1_000
 
 
 class UsageError(Exception):
-    """The user can put it right; the message says how."""
+    """An error that the user can fix; the message says how."""
 
 
 def require(condition: bool, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The command that looks at everything below a folder: `report`."""
+"""The command that reports on everything below a folder: `report`."""
 
 import os
 from pathlib import Path

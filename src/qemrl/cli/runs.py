@@ -25,6 +25,7 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
 
   --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or one in JAX
                      (minatar/breakout, jax/cartpole, jax/pendulum)
+  --settings NAME    settings of a paper or a repository in the place of the default: a name of `qemrl list`
   --steps N          how many steps each seed learns for
   --seed S           the first seed
   --num-seeds K      how many seeds: S, S + 1, …
@@ -182,6 +183,7 @@ def _take_preset(words: list[str], presets: list[str]) -> str | None:
 
 NOT_SETTINGS = {
     "env": ("ID", "The environment."),
+    "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
     "tensorboard": ("", "Write event files for TensorBoard, too."),
 }

@@ -1,4 +1,4 @@
-"""The command that does a grid of runs: sweep."""
+"""The command that runs a grid: sweep."""
 
 import contextlib
 import shlex
@@ -35,7 +35,7 @@ def sweep(
     retries: int = 10,
     trial_seconds: float = 5.0,
 ) -> None:
-    """Do all runs of a grid: every algorithm on every environment with every seed.
+    """Execute all runs of a grid: every algorithm on every environment with every seed.
 
     What is finished in the folder is left alone, what was interrupted resumes from its last checkpoint. A run that
     fails does not stop the others; the same command tries it again.
@@ -50,7 +50,7 @@ def sweep(
         cpus_per_run: Cores, and threads, of each run; results are the same, byte for byte, only for the same number.
         gpus_per_run: GPUs of each run, for Ray.
         memory_per_run: Gigabytes that are set aside for each run; estimated from its replay by default.
-        retries: How often Ray tries a run again whose node died.
+        retries: How often Ray retries a run whose node died.
         trial_seconds: How long a kind of run is tried out for --dry-run.
     """
     require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")

@@ -91,7 +91,7 @@ def _holds_record(annotation: Any) -> bool:
 
 
 def _field_docs(kind: type) -> dict[str, str]:
-    """What stands in quotes below each field of a dataclass, or of those that it is derived from."""
+    """The docstring below each field of a dataclass, or of those that it is derived from."""
     docs: dict[str, str] = {}
     for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
         name = None

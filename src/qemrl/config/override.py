@@ -4,7 +4,7 @@
 prefix, dashes as good as underscores. A value is text as it is typed, or of the type that the field has; a list or
 several words for a tuple, `none` for nothing, a name for a part (see `registry`). `no_double` switches `double` off.
 
-All is collected first: parts are chosen by name, then their settings are changed, and what comes of it is made and
+All is collected first: parts are chosen by name, then their settings are changed, and the result is built and
 checked once. So it does not matter in which order settings are given.
 """
 
@@ -23,7 +23,7 @@ from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import protocol_for
 
 FIXED = ("preset", "env", "agent")
-"""Fields of a run that are no settings: they are said before."""
+"""Fields of a run that are not settings: they are given before."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ def override(config: Config, settings: Mapping[str, Any]) -> Config:
     """The configuration of a preset with other settings.
 
     Raises:
-        ValueError: A setting is unknown, or cannot have this value; the message names both, and what would do.
+        ValueError: A setting is unknown, or cannot have this value; the message names both, and what would work.
     """
     draft, given = _Draft(config), flatten(settings)
     values = dict(given)

@@ -119,13 +119,15 @@ AXES: dict[str, Axis] = {
         {
             "epsilon-greedy": EpsilonGreedy(),
             "dltv": BonusExploration(LeftTruncatedStdBonus()),
-            "dltv-released": BonusExploration(LeftTruncatedStdBonus(released=True)),
+            "dltv-released": BonusExploration(
+                LeftTruncatedStdBonus(released=True), SqrtLogDecay(until_steps=2_000_000), count_from="warm-up"
+            ),
             "qem-std-bonus": BonusExploration(QEMStdBonus()),
             "std-bonus": BonusExploration(StdBonus()),
             "count": BonusExploration(CountBonus()),
         },
         inner="bonus",
-        kept=("schedule", "random_steps", "evaluation"),
+        kept=("schedule", "random_steps", "count_from", "evaluation"),
     ),
     "exploration.schedule": Axis({"sqrt-log": SqrtLogDecay(), "power": PowerDecay(), "linear": LinearDecay()}),
     "ensemble": Axis(
@@ -163,8 +165,17 @@ def make_part(path: str, name: str, present: Any, agent: type[AgentConfig], fami
     bonus = getattr(part, "bonus", None)
     if isinstance(bonus, QEMStdBonus) and isinstance(estimator, QEM) and estimator.order > 1:
         part = replace(part, bonus=replace(bonus, estimator=estimator.with_fixed_variance))
-    kept = [field for field in axis.kept if hasattr(part, field) and hasattr(present, field)]
+    kept = [field for field in axis.kept if hasattr(present, field) and _has_default(axis.parts[name], field)]
     return replace(part, **{field: getattr(present, field) for field in kept}) if kept else part
+
+
+def _has_default(record: Any, name: str) -> bool:
+    """Whether a field is there, and as its class has it."""
+    field = next((field for field in fields(record) if field.name == name), None)
+    if field is None:
+        return False
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return getattr(record, name) == default
 
 
 def _find(record: Any, path: str) -> Any:

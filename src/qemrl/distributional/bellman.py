@@ -12,7 +12,7 @@ def backup(dist: ReturnDist, reward: Float[Array, "*batch"], discount: Float[Arr
     Args:
         dist: Distributions of the return; their values have the axes of the rewards first, then any others (members
             of an ensemble, say), and the distribution axis last.
-        reward: What was earned on the way.
+        reward: The rewards on the way.
         discount: What the return is multiplied by; zero where an episode terminated.
     """
     shape, leading = jnp.shape(dist.values), jnp.shape(reward)
@@ -27,7 +27,7 @@ def project_categorical(
 ) -> Float[Array, "*batch n"]:
     """The probabilities on `support` that C51 gives to a distribution: each atom's goes to its two neighbors.
 
-    The mass is kept, and so is the mean of what lies inside the support; atoms outside count as its nearest end.
+    The mass is kept, and so is the mean of what lies inside the support; atoms outside are clipped to its nearest end.
 
     Args:
         atoms: Where the mass is, in any order.

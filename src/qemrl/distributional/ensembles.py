@@ -1,4 +1,4 @@
-"""How several critics become one: the distribution that a target bootstraps from, and the Q that a policy climbs.
+"""How several critics become one: the distribution that a target bootstraps from, and the Q that a policy maximizes.
 
 Members share levels and probabilities, so that values at the same place are quantiles of the same level.
 """
@@ -20,7 +20,7 @@ class Ensemble(Protocol):
     """What the agent asks of an ensemble."""
 
     pools_atoms: ClassVar[bool] = False
-    """Whether it takes members' distributions apart, for which there must be some."""
+    """Whether it pools the atoms of its members, which must then have some."""
 
     size: int
     """How many members there are."""
@@ -30,7 +30,7 @@ class Ensemble(Protocol):
         ...
 
     def value(self, q: Estimates) -> Float[Array, " batch"]:
-        """The Q that the policy is to make large."""
+        """The Q that the policy maximizes."""
         ...
 
 
@@ -41,17 +41,17 @@ def _require_members(size: int) -> None:
 
 @dataclass(frozen=True)
 class ElementwiseMin(Ensemble):
-    """The least value at each level, as in DSAC; with one value for each member, clipped double Q-learning.
+    """The minimum at each level, as in DSAC; with one value for each member, clipped double Q-learning.
 
-    In the policy it is the least of the members' estimates. The target's curve is below that: the least at each level
-    has at most the mean of the least curve.
+    The policy maximizes the minimum of the members' estimates. The target can only be lower: the mean of the minimum at
+    each level is at most the smallest of the members' means.
     """
 
     size: int = 2
     """How many critics there are."""
 
     policy: Literal["min", "first"] = "min"
-    """Whose Q the policy climbs: the least, or as in TD3 that of the first critic."""
+    """Whose Q the policy maximizes: the minimum, or, as in TD3, that of the first critic."""
 
     def __post_init__(self) -> None:
         _require_members(self.size)
@@ -59,18 +59,18 @@ class ElementwiseMin(Ensemble):
             raise ValueError(f"policy must be 'min' or 'first', got {self.policy!r}")
 
     def target(self, dist: ReturnDist, q: Estimates) -> ReturnDist:
-        """The least at each level."""
+        """The minimum at each level."""
         del q
         return dist._replace(values=jnp.min(dist.values, axis=1, keepdims=True))
 
     def value(self, q: Estimates) -> Float[Array, " batch"]:
-        """The least estimate, or the first."""
+        """The minimum of the estimates, or the first."""
         return q[:, 0] if self.policy == "first" else jnp.min(q, axis=1)
 
 
 @dataclass(frozen=True)
 class SmallestCritic(Ensemble):
-    """The whole distribution of the critic whose estimate of Q is the least: here the estimator enters the target."""
+    """The whole distribution of the critic whose estimate of Q is smallest: here the estimator enters the target."""
 
     size: int = 2
     """How many critics there are."""
@@ -79,12 +79,12 @@ class SmallestCritic(Ensemble):
         _require_members(self.size)
 
     def target(self, dist: ReturnDist, q: Estimates) -> ReturnDist:
-        """The distribution of the member with the least estimate."""
+        """The distribution of the member with the smallest estimate."""
         least = jnp.argmin(q, axis=1)[:, None, None]
         return dist._replace(values=jnp.take_along_axis(dist.values, least, axis=1))
 
     def value(self, q: Estimates) -> Float[Array, " batch"]:
-        """The least estimate."""
+        """The smallest estimate."""
         return jnp.min(q, axis=1)
 
 

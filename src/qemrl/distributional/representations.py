@@ -8,7 +8,7 @@ is a class here, a line in the registry and a docs page:
   the greedy one of the Bellman target), `target` (what is backed up) or `report` (for people: no randomness);
 - `loss` compares the prediction for the actions taken with a target distribution [batch, members, m].
 
-`members` counts heads that learn side by side, each from its own greedy action; it is one but for ensembles.
+`members` counts heads that learn side by side, each from its own greedy action; it is one except for ensembles.
 What is random (levels, noise in the weights) comes from the key; without one there is no noise in the weights.
 
 What comes next fits: proposed fractions (FQF) make levels and probs in `predict` and add the fraction loss in `loss`,
@@ -63,7 +63,7 @@ class Representation(Protocol):
 
     @property
     def num_members(self) -> int:
-        """How many heads learn beside one another, each from its own greedy action."""
+        """How many heads learn side by side, each from its own greedy action."""
         return 1
 
     @property
@@ -164,7 +164,7 @@ class Categorical(Representation):
     """The smallest return that can be represented."""
 
     high: float = 10.0
-    """The largest return that can be represented. Larger ones are cut, which biases Q."""
+    """The largest return that can be represented. Larger ones are clipped, which biases Q."""
 
     content: ClassVar[Content] = "distribution"
 

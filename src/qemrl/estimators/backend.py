@@ -1,4 +1,4 @@
-"""NumPy, JAX and PyTorch behind one face.
+"""NumPy, JAX and PyTorch behind one interface.
 
 The mathematics of this package is written once, on the array API. This module holds the few things that the
 array API does not cover. It never imports JAX or PyTorch: an array of theirs can only reach us if the caller
@@ -166,7 +166,7 @@ def _horner(coefficients: tuple[float, ...], x: Array) -> Array:
 def dot(values: Array, weights: Array) -> Array:
     """The product of `values` (*batch, n) and `weights` (n,) or (n, m), at full precision.
 
-    It stands wherever one would write `sum(values * weights, axis=-1)`: XLA vectorizes it on CPUs, unlike that
+    It is used wherever one would write `sum(values * weights, axis=-1)`: XLA vectorizes it on CPUs, unlike that
     sum and unlike the plain mean. On accelerators JAX multiplies matrices in TF32 or bfloat16 unless told
     otherwise, and three digits are not enough for Q.
     """

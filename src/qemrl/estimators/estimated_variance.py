@@ -1,7 +1,7 @@
-"""Models of V that look at more than the levels: at time, at counts, at other estimates of the same quantiles.
+"""Models of V that use more than the levels: time, visit counts, or other estimates of the same quantiles.
 
-A model of `variance` is fixed: it knows levels and nothing else. A model of this module says in `needs` which fields of
-`VarianceInputs` it looks at, and gives a V for each set of quantiles: a variance for each level, or with `full` the
+A model of `variance` is fixed: it depends on the levels alone. A model of this module says in `needs` which fields of
+`VarianceInputs` it uses, and gives a V for each set of quantiles: a variance for each level, or with `full` the
 whole covariance, for generalized least squares. Only ratios matter, here as there.
 
 V must not be estimated from the quantiles whose mean is sought. A value that chance moved up looks precise to its
@@ -26,7 +26,7 @@ Variances = Float[Array, "*batch n"] | Float[Array, "*batch n n"]
 
 
 class VarianceInputs(NamedTuple):
-    """What is known of the errors of quantiles (*batch, n); what nobody knows is None."""
+    """What is known of the errors of quantiles (*batch, n); what is not known is None."""
 
     step: Array | None = None
     """How many steps of learning there were."""
@@ -56,7 +56,7 @@ class EstimatedVariance(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The fields of `VarianceInputs` that it looks at."""
+        """The fields of `VarianceInputs` that it uses."""
         ...
 
     @property
@@ -152,7 +152,7 @@ class SparsityVariance:
     """Whose slope is taken."""
 
     reach: int = 1
-    """The slope at a level is that between its neighbors so many places below and above."""
+    """The slope at a level is that between its neighbors this many places below and above."""
 
     shrinkage: float = 0.2
     """How much of V is the identity, the rest having a mean variance of one."""

@@ -104,7 +104,7 @@ class EmpiricalMean:
 
 @dataclass(frozen=True)
 class QEM:
-    """The Quantiled Expansion Mean: Q as the intercept of a regression on the quantiles.
+    """The Quantiled Expansion Mean: Q as the intercept of a regression of the quantiles.
 
     The quantiles θ are regressed on polynomials that average to zero over all levels, by least squares weighted
     with V⁻¹. The intercept is then an estimate of the mean: W[0]·θ, W = (X'V⁻¹X)⁻¹X'V⁻¹ (the paper's Lemma 4.1).
@@ -172,7 +172,7 @@ class QEM:
 
     @property
     def with_fixed_variance(self) -> "QEM":
-        """Itself, or where V is estimated the same with equal variances."""
+        """This QEM, or, where V is estimated, the same with equal variances."""
         return replace(self, variance=ConstantVariance()) if self.needs else self
 
     def weights(
@@ -209,7 +209,7 @@ class QEM:
 
         With coefficients e of orthonormal polynomials the variance is Σ_{k≥1} e_k² (Parseval), and the square of
         the curve has the coefficients s_k = Σ_ij E[φ_k φ_i φ_j] e_i e_j, which give the third moment Σ s_k e_k and
-        the fourth Σ s_k². Nothing is divided but by the variance, so crossing quantiles do no harm.
+        the fourth Σ s_k². The only division is by the variance, so crossing quantiles do no harm.
         """
         sample = read_sample(values, levels, probs, self.order)
         values = sample.values

@@ -1,6 +1,6 @@
 """Weighted least squares on a polynomial basis: from levels to the weights of each coefficient.
 
-Two roads to W = (X'V⁻¹X)⁻¹X'V⁻¹. For levels that are known in advance, a QR factorization in float64, once.
+Two ways to W = (X'V⁻¹X)⁻¹X'V⁻¹. For levels that are known in advance, a QR factorization in float64, once.
 For sampled levels, the normal equations, batched and differentiable in any array library. Both give weights in
 the orthonormal scale of `basis`, where the first row is the weights of the mean.
 """

@@ -41,7 +41,7 @@ ESTIMATORS: dict[str, EstimatorPreset] = {
     "qem-legendre": EstimatorPreset(QEM(basis="legendre"), "order 4 in shifted Legendre polynomials of the level"),
     "cvar": EstimatorPreset(CVaR(), "risk: the mean of the worst quarter of returns"),
     "var": EstimatorPreset(VaR(), "risk: the quantile at the level 0.25"),
-    "wang": EstimatorPreset(Wang(), "risk: the levels shifted by Wang's rule, to the cautious side"),
-    "cpw": EstimatorPreset(CPW(), "risk: the levels weighed as people do"),
+    "wang": EstimatorPreset(Wang(), "risk: the levels shifted by Wang's transform, risk-averse"),
+    "cpw": EstimatorPreset(CPW(), "risk: cumulative probability weighting, as in IQN"),
     "mean-std": EstimatorPreset(MeanStd(), "risk: the mean less a standard deviation"),
 }

@@ -85,7 +85,7 @@ class CVaR(_LinearMeasure):
     """
 
     level: float = 0.25
-    """The share that counts, in (0, 1]. Smaller is more cautious; 1 is the mean."""
+    """The share that counts, in (0, 1]. Smaller is more risk-averse; 1 is the mean."""
 
     def __post_init__(self) -> None:
         _require_level(self.level)
@@ -104,7 +104,7 @@ class VaR(_LinearMeasure):
     """
 
     level: float = 0.25
-    """Where the quantile is read, in (0, 1]. Smaller is more cautious."""
+    """Where the quantile is read, in (0, 1]. Smaller is more risk-averse."""
 
     def __post_init__(self) -> None:
         _require_level(self.level)
@@ -128,11 +128,11 @@ class Wang(_LinearMeasure):
     """
 
     shift: float = -0.75
-    """Negative is cautious, zero is the mean, positive seeks risk."""
+    """Negative is risk-averse, zero is the mean, positive is risk-seeking."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.shift):
-            raise ValueError(f"shift must be finite, got {self.shift}; negative is cautious, positive seeks risk")
+            raise ValueError(f"shift must be finite, got {self.shift}; negative is risk-averse")
 
     def _share_below(self, cells: _Cells) -> Boundaries:
         scores = backend.ndtri(_inside(cells.ends))
@@ -167,7 +167,7 @@ class MeanStd:
     """The mean less `penalty` standard deviations, both of the values themselves (`EmpiricalMean.moments`)."""
 
     penalty: float = 1.0
-    """Positive is cautious, zero is the mean, negative seeks risk."""
+    """Positive is risk-averse, zero is the mean, negative is risk-seeking."""
 
     requires: ClassVar[Requirement] = "distribution"
     min_quantiles = 1
@@ -175,7 +175,7 @@ class MeanStd:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.penalty):
-            raise ValueError(f"penalty must be finite, got {self.penalty}; positive is cautious, negative seeks risk")
+            raise ValueError(f"penalty must be finite, got {self.penalty}; positive is risk-averse")
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q; its gradient is finite also where all values are equal."""
@@ -215,7 +215,7 @@ def _cell_weights(
         ends = xp.clip(sums[..., :-1] / sums[..., -1:], 0.0, 1.0)
     edge = xp.zeros_like(ordered[..., :1])
     below = xp.concat([edge, measure._share_below(_Cells(ordered, ends)), edge + 1], axis=-1)
-    # Shares increase but for rounding.
+    # Shares increase, up to rounding.
     weights = xp.clip(below[..., 1:] - below[..., :-1], 0.0, 1.0)
     return xp.take_along_axis(weights, xp.argsort(order, axis=-1), axis=-1)
 

@@ -87,7 +87,7 @@ class BandVariance:
 
 @dataclass(frozen=True)
 class SpacingVariance:
-    """The less, the more of [0, 1] a level stands for: (N · cell)^−power, for levels that were drawn at random.
+    """Smaller for levels that stand for more of [0, 1]: (N · cell)^−power, for levels that were drawn at random.
 
     The cell of a level reaches halfway to its neighbors, or to the end of [0, 1]. Where levels are crowded, each says
     little that the others do not: with a power of 1 they count as much as their cells, which is the trapezoidal rule,
@@ -113,7 +113,7 @@ def cells(levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """
     xp = namespace(levels)
     own, other = levels[..., :, None], levels[..., None, :]
-    # The mirror images beyond 0 and 1 are as far as no level is.
+    # The mirror images beyond 0 and 1 are farther away than any level.
     above = xp.min(xp.where(other > own, other, 2 - own), axis=-1)
     below = xp.max(xp.where(other < own, other, -own), axis=-1)
     return (above - below) / 2

@@ -32,12 +32,12 @@ LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""
 
 Watch = Callable[[RunConfig], AbstractContextManager[Callback]]
-"""Makes what is told about the progress of a run while it trains."""
+"""Makes the callback that is told about the progress of a run while it trains."""
 
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """What a comparison is asked to be; None stands for what the runs that are there already have."""
+    """What to compare; None stands for what the runs that are there already have."""
 
     presets: tuple[str, ...]
     env: str | None = None
@@ -135,7 +135,7 @@ def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one preset."""
+    """The results of one preset."""
 
     run: RunRecord
     curve: Curve

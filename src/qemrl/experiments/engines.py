@@ -1,4 +1,4 @@
-"""Engines do the runs of a sweep. An engine knows processes, not what they learn."""
+"""Engines execute the runs of a sweep. An engine knows processes, not what they learn."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ class EndedRun(NamedTuple):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Does runs, each in a process of its own."""
+    """Executes runs, each in a process of its own."""
 
     def has_room(self, needs: Needs) -> bool:
         """Whether one more run may be handed over now."""
@@ -48,7 +48,7 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let every run save its state and stop; back when all have."""
+        """Let every run save its state and stop; returns when all have."""
         ...
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class LocalEngine:
     """One process for each core of this machine, one thread each, as many as memory has room for."""
 
     def __init__(self, cores: int | None = None, programs: Path | None = None) -> None:
-        """An engine with so many cores, by default all.
+        """An engine with this many cores, by default all.
 
         Args:
             cores: How many may be busy at once.

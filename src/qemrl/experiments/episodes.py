@@ -21,7 +21,7 @@ from qemrl.plotting.distributions import Episode, Frame, StepPrediction, draw_ep
 from qemrl.training.loops import evaluation_envs
 
 MOST_CANDIDATES = 64
-"""Of how many steps the observation is kept; an episode of Atari would else fill the memory."""
+"""For how many steps the observation is kept; an Atari episode would otherwise fill the memory."""
 
 
 class CannotDrawError(ValueError):
@@ -114,7 +114,7 @@ def _render(envs: HostEnvs) -> Frame:
 
 
 def watch_episode(agent: TrainableAgent, seed: int, predictions: int = 5) -> Episode:
-    """One evaluation episode, with so many predictions at steps equally far apart, the first and the last included."""
+    """One evaluation episode, with this many predictions at equally spaced steps, the first and the last included."""
     if predictions < 1:
         raise ValueError(f"there must be at least one prediction, got {predictions}")
     note = ""

@@ -88,13 +88,13 @@ def estimate_needs(
 
 
 def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Callable[[str], None]) -> list[Forecast]:
-    """What is left of a sweep will cost, by algorithm and environment.
+    """What the rest of a sweep will cost, by algorithm and environment.
 
     Args:
         statuses: All runs of it.
         cpus: The threads of each run.
         seconds: How long a kind of run is tried out.
-        tell: Is told what is being measured.
+        tell: Called with what is being measured.
     """
     groups: dict[tuple[str, str], list[RunStatus]] = {}
     for status in statuses:
@@ -144,7 +144,7 @@ def _measure_runs(group: Sequence[RunStatus], tried: Measurement) -> Measurement
 
 
 def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Measurement:
-    """What a short trial in a process of its own gives; evaluations are left out."""
+    """What a short trial in a process of its own measures; evaluations are left out."""
     config = _shorten(config)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(to_json(config), file)

@@ -16,7 +16,7 @@
 
 An algorithm is a preset, or `PRESET+NAME`, a variant of it. Overrides are settings of `qemrl train` by their dotted
 names; a table of them that bears the name of a preset holds for the preset and its variants, one with the name of a
-variant or an environment for that alone. What is more special comes later: preset, variant, environment.
+variant or an environment for that alone. The more specific one wins: preset, then variant, then environment.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 KEYS = tuple(KINDS)
 RESERVED = ("preset", "env", "seed", "num_seeds", "steps", "agent")
-"""What of a run the grid itself says."""
+"""The settings of a run that the grid itself gives."""
 
 Overrides = Mapping[str, Any]
 

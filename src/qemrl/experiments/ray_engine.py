@@ -35,7 +35,7 @@ class RayEngine:
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
         if address is None or address.startswith((LOOPBACK, "localhost")):
-            # Else Ray would take the address that other machines see, also where the loopback interface is asked for.
+            # Otherwise Ray would take the address that other machines see, even if asked for the loopback interface.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         if address not in (None, "auto"):
             _require_cluster(address)
@@ -83,7 +83,7 @@ class RayEngine:
         return [EndedRun(path, self._explain(path, reference)) for path, reference in over]
 
     def stop(self) -> None:
-        """Interrupt all tasks, which save their state at that, and wait for them."""
+        """Interrupt all tasks, which then save their state, and wait for them."""
         for reference in self.going:
             self.ray.cancel(reference, force=False)
         self.ray.wait(list(self.going), num_returns=len(self.going))

@@ -1,6 +1,6 @@
 """The one reader of finished and unfinished runs: records, learning curves and progress from run directories.
 
-Runs below a folder are sorted by algorithm and task, be they of `train`, `compare` or `sweep`.
+Runs below a folder are sorted by algorithm and task, whether they come from `train`, `compare` or `sweep`.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ def read_run(path: Path, name: str) -> RunRecord:
     directory = RunDirectory(path)
     config = read_config(directory.config)
     if config.preset not in SUMMARIES:
-        raise ValueError(f"{path / 'config.json'} names the preset {config.preset!r}, which there is not")
+        raise ValueError(f"{path / 'config.json'} names the preset {config.preset!r}, which does not exist")
     extra = directory.record.get("extra")
     arm = extra.get("arm", config.preset) if isinstance(extra, dict) else config.preset
     if not isinstance(arm, str) or not arm:

@@ -97,7 +97,7 @@ def compute_profile(scores: Scores, thresholds: Float[np.ndarray, " t"], seed: i
 
 
 def probability_of_improvement(first: Scores, second: Scores, seed: int, resamples: int = 2000) -> Interval:
-    """How probably a run of the first arm beats one of the second on a task, as the mean over the tasks of both.
+    """How likely a run of the first arm is to beat one of the second on a task, as the mean over the tasks of both.
 
     Ties count half, so one half says that neither is better. Both arms are redrawn, independently of each other.
 

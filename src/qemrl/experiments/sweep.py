@@ -94,9 +94,9 @@ class Sweep:
         """Bring all runs to their end, and return their states then.
 
         Args:
-            engine: Who does them.
+            engine: What executes them.
             needs: What each run takes.
-            watch: Is told the states of all runs, about once a second.
+            watch: Called with the states of all runs, about once a second.
             should_stop: Whether to stop; the runs then save their state first.
 
         Raises:

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """The variables that keep a process to so many threads; they must be set before JAX is imported."""
+    """The variables that keep a process to this many threads; they must be set before JAX is imported."""
     flags = os.environ.get("XLA_FLAGS", "")
     if threads == 1 and "xla_cpu_multi_thread_eigen" not in flags:
         flags = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
@@ -33,7 +33,7 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def worker_command(path: Path) -> list[str]:
-    """The words of a process that does a run."""
+    """The command line of a process that does a run."""
     return [sys.executable, "-m", "qemrl.experiments.worker", str(path)]
 
 

@@ -1,7 +1,7 @@
 """Exploration by a bonus: Q plus a term for what is uncertain or new, which counts less and less."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -48,10 +48,16 @@ class BonusExploration(Exploration):
     """What is added to Q."""
 
     schedule: Schedule = field(default_factory=SqrtLogDecay)
-    """c_t: how much of it."""
+    """c_t: the weight of the bonus."""
 
     random_steps: int | None = None
-    """For how many steps actions are random, before; None means until the first update."""
+    """For how many steps actions are random at the start; None means until the first update."""
+
+    count_from: Literal["start", "warm-up"] = "start"
+    """From where the schedule counts: the first step, as published; or the last random one, as DLTV's code does.
+
+    On Atari, DLTV's first factor c_t is 0.74 by the one and 29.4 by the other.
+    """
 
     evaluation: float = 0.001
     """The probability of a random action in evaluation."""
@@ -59,6 +65,8 @@ class BonusExploration(Exploration):
     def __post_init__(self) -> None:
         if self.random_steps is not None and self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
+        if self.count_from not in ("start", "warm-up"):
+            raise ValueError(f"count_from must be start or warm-up, got {self.count_from!r}")
         if not 0 <= self.evaluation <= 1:
             raise ValueError(f"evaluation must be a probability, got {self.evaluation}")
 
@@ -72,8 +80,9 @@ class BonusExploration(Exploration):
         """Actions, and the state from here on; evaluation leaves the state alone."""
         if evaluating:
             return mix_random(jnp.float32(self.evaluation), context, greedy_action(context), key), state
-        scores = jnp.mean(context.q, axis=1) + self.schedule(context.step) * self.bonus(state, context)
         random_steps = context.learning_starts if self.random_steps is None else self.random_steps
+        counted = context.step if self.count_from == "start" else jnp.maximum(context.step - random_steps + 1, 0)
+        scores = jnp.mean(context.q, axis=1) + self.schedule(counted) * self.bonus(state, context)
         warm_up = (context.step < random_steps).astype(jnp.float32)
         actions = mix_random(warm_up, context, argmax_action(scores, context.mask), key)
         return actions, self.bonus.update(state, context, actions)

@@ -1,7 +1,7 @@
-"""The bonus for what was seldom tried: how often each action was taken in each observation.
+"""The bonus for rarely tried actions, from how often each action was taken in each observation.
 
 Observations that an environment numbers are counted exactly, all others by a hash: the signs of random projections
-(SimHash, Charikar 2002; for counts Tang et al., 2017), which near observations share.
+(SimHash, Charikar 2002; for counts Tang et al., 2017), which nearby observations share.
 """
 
 import math
@@ -20,7 +20,7 @@ MAX_BITS = 24
 
 
 class Counts(NamedTuple):
-    """What is remembered."""
+    """Visit counts, and how observations are found in them."""
 
     visits: Int[Array, "places actions"]
     """How often each action was taken, by the number or the hash of the observation."""
@@ -29,10 +29,10 @@ class Counts(NamedTuple):
     """What observations are hashed with; None where they are discrete."""
 
     center: Float[Array, " features"] | None
-    """What is subtracted from observations before."""
+    """What is subtracted from observations before they are projected."""
 
     reward: Float[Array, " envs"]
-    """What the last action in each environment earned."""
+    """The intrinsic reward of the last action in each environment."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class CountBonus(Bonus):
     """
 
     bits: int = 16
-    """Observations that are not discrete are hashed to so many bits."""
+    """The number of bits that observations are hashed to where they are not discrete."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.offset) and self.offset > 0):
             raise ValueError(f"offset must be positive, got {self.offset}")
         if not (math.isfinite(self.reward) and self.reward >= 0):
-            raise ValueError(f"a bonus must not cost anything, got reward={self.reward}")
+            raise ValueError(f"the bonus must not be negative, got reward={self.reward}")
         if not 1 <= self.bits <= MAX_BITS:
             raise ValueError(f"bits must be between 1 and {MAX_BITS}, got {self.bits}")
 
@@ -75,13 +75,13 @@ class CountBonus(Bonus):
         return self._bonus(lookup_visits(state, context.observation))
 
     def update(self, state: Counts, context: ActionContext, actions: Int[Array, " batch"]) -> Counts:
-        """With these actions counted, and the reward that they earned."""
+        """With these actions counted, and their intrinsic reward."""
         index = state_index(state, context.observation)
         state = count_visits(state, context.observation, actions)
         return state._replace(reward=self.reward * self._bonus(state.visits[index, actions]))
 
     def intrinsic_reward(self, state: Counts) -> Float[Array, " envs"] | None:
-        """What the last actions earned, if they earn anything."""
+        """The intrinsic reward of the last actions; None where nothing is added to rewards."""
         return state.reward if self.reward > 0 else None
 
     def _bonus(self, visits: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
@@ -89,7 +89,7 @@ class CountBonus(Bonus):
 
 
 def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
-    """The center of the observations, as far as it is known: seen from there signs tell them apart."""
+    """The center of the observations, as far as it is known: signs of projections around it tell them apart."""
     if spec.observation_low is not None and spec.observation_high is not None:
         return (np.asarray(spec.observation_low, np.float32) + np.asarray(spec.observation_high, np.float32)) / 2
     middle = {"bool": 0.5, "uint8": 127.5}.get(spec.observation_dtype, 0.0)

@@ -87,19 +87,19 @@ def mix_random(
 
 @dataclass(frozen=True)
 class EpsilonGreedy(Exploration):
-    """A random allowed action with probability ε, which falls in a straight line; else the greedy one."""
+    """A random allowed action with probability ε, which falls linearly; else the greedy one."""
 
     initial: float = 1.0
-    """ε at first."""
+    """The initial ε."""
 
     final: float = 0.01
-    """ε at last."""
+    """The final ε."""
 
     begin_steps: int = 0
-    """How many steps ε stays at its first value."""
+    """How many steps ε stays at its initial value."""
 
     over_steps: int = 250_000
-    """Over how many steps it falls from the first to the last."""
+    """Over how many steps it falls from the initial to the final value."""
 
     evaluation: float = 0.001
     """ε in evaluation."""

@@ -31,24 +31,20 @@ class SqrtLogDecay:
     scale: float = 50.0
     """c."""
 
-    begin_steps: int = 0
-    """How many steps go by before t begins to count, such as those of a warm-up."""
-
     until_steps: int | None = None
-    """Where t stays; None lets it grow on. The code released with DLTV stops at 2,000,000."""
+    """Where t stays; None lets it grow without end. The code released with DLTV stops at 2,000,000."""
 
     def __post_init__(self) -> None:
-        _require(self.scale >= 0, f"a bonus must not count less than nothing, got scale={self.scale}")
-        _require(self.begin_steps >= 0, f"begin_steps must not be negative, got {self.begin_steps}")
+        _require(0 <= self.scale < math.inf, f"the bonus must be finite and not negative, got scale={self.scale}")
         _require(
-            self.until_steps is None or self.until_steps > self.begin_steps,
-            f"until_steps must come after begin_steps, got {self.until_steps} and {self.begin_steps}",
+            self.until_steps is None or self.until_steps > 0,
+            f"until_steps must be positive or None, got {self.until_steps}",
         )
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """The factor after `step` steps."""
         last = step if self.until_steps is None else jnp.minimum(step, self.until_steps)
-        t = 1 + jnp.maximum(last - self.begin_steps, 0).astype(jnp.float32)
+        t = 1 + last.astype(jnp.float32)
         return self.scale * jnp.sqrt(jnp.log(t) / t)
 
 
@@ -63,8 +59,8 @@ class PowerDecay:
     """p."""
 
     def __post_init__(self) -> None:
-        _require(self.scale >= 0, f"a bonus must not count less than nothing, got scale={self.scale}")
-        _require(self.power >= 0, f"a bonus that grows never ends: power must not be negative, got {self.power}")
+        _require(0 <= self.scale < math.inf, f"the bonus must be finite and not negative, got scale={self.scale}")
+        _require(self.power >= 0, f"the factor must not grow: power must not be negative, got {self.power}")
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """The factor after `step` steps."""
@@ -73,20 +69,20 @@ class PowerDecay:
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """From one factor to another in a straight line; the same one twice is a constant."""
+    """Linear from one factor to another; the same one twice is a constant."""
 
     initial: float = 1.0
-    """At first."""
+    """The initial factor."""
 
     final: float = 0.0
-    """At last."""
+    """The final factor."""
 
     over_steps: int = 100_000
     """How many steps it takes."""
 
     def __post_init__(self) -> None:
-        least = min(self.initial, self.final)
-        _require(math.isfinite(least) and least >= 0, f"a bonus must not count less than nothing, got {self}")
+        finite = all(0 <= each < math.inf for each in (self.initial, self.final))
+        _require(finite, f"the bonus must be finite and not negative, got {self}")
         _require(self.over_steps >= 1, f"over_steps must be positive, got {self.over_steps}")
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:

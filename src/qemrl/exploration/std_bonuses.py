@@ -1,4 +1,4 @@
-"""Bonuses that are a width of the learned return distribution: functions from distributions to one for each action."""
+"""Bonuses from the standard deviation of the learned return distribution, one for each action."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from qemrl.exploration.epsilon_greedy import ActionContext
 from qemrl.types import Array, ReturnDist
 
 ROUNDING = 1e-6
-"""How far a sum of probabilities may be from one half and still be meant to be it."""
+"""How far a sum of probabilities may be from one half and still count as one half."""
 
 
 def _probs(dist: ReturnDist) -> Float[Array, "*batch n"]:
@@ -87,9 +87,9 @@ class QEMStdBonus(Bonus):
 
     def __post_init__(self) -> None:
         if self.estimator.order < 2:
-            raise ValueError(f"a QEM of order {self.estimator.order} fits no spread: use order 2 or more")
+            raise ValueError(f"a QEM of order {self.estimator.order} fits no standard deviation: use order 2 or more")
         if self.estimator.needs:
-            raise ValueError("a bonus has no evidence to estimate V from: use a variance that knows levels alone")
+            raise ValueError("a bonus has no VarianceInputs to estimate V from: use a variance of the levels alone")
 
     def check_compatible(self, representation: Representation) -> None:
         """Raise unless there are quantiles to fit."""

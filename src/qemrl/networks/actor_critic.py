@@ -5,29 +5,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from qemrl.networks.layers import Key, LayerNorm, Linear
+from qemrl.networks.layers import Dense, Key, Linear
 from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
 from qemrl.types import EnvSpec
-
-
-class Dense(eqx.Module):
-    """Dense layers with ReLU after each, and a LayerNorm before it if asked for."""
-
-    layers: tuple[Linear, ...]
-    norms: tuple[LayerNorm | None, ...]
-
-    def __init__(self, inputs: int, widths: tuple[int, ...], layer_norm: bool, key: Key) -> None:
-        sizes = (inputs, *widths)
-        keys = jax.random.split(key, max(len(widths), 1))
-        self.layers = tuple(Linear(sizes[i], sizes[i + 1], keys[i]) for i in range(len(widths)))
-        self.norms = tuple(LayerNorm(width) if layer_norm else None for width in widths)
-
-    def __call__(self, features: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
-        """The outputs of the last ReLU; the features themselves if there are no layers."""
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            features = layer(features, None)
-            features = jax.nn.relu(features if norm is None else norm(features))
-        return features
 
 
 class PolicyNetwork(eqx.Module):
@@ -39,7 +19,7 @@ class PolicyNetwork(eqx.Module):
 
     def __init__(self, torso: TorsoName, widths: tuple[int, ...], outputs: int, spec: EnvSpec, key: Key) -> None:
         torso_key, dense_key, head_key = jax.random.split(key, 3)
-        self.torso = make_torso(torso, (), spec, torso_key)
+        self.torso = make_torso(torso, spec, torso_key)
         features = num_features(self.torso, spec)
         self.dense = Dense(features, widths, False, dense_key)
         self.head = Linear(widths[-1] if widths else features, outputs, head_key, scale=1e-2)
@@ -57,7 +37,7 @@ class CriticTorso(eqx.Module):
 
     def __init__(self, torso: TorsoName, widths: tuple[int, ...], layer_norm: bool, spec: EnvSpec, key: Key) -> None:
         torso_key, dense_key = jax.random.split(key)
-        self.torso = make_torso(torso, (), spec, torso_key)
+        self.torso = make_torso(torso, spec, torso_key)
         components = 0 if spec.box is None else len(spec.box.low)
         self.dense = Dense(num_features(self.torso, spec) + components, widths, layer_norm, dense_key)
 

@@ -1,11 +1,11 @@
 """Layers that work on any number of leading axes.
 
 A layer takes the key of the noise that it may add; None means no noise. All weights and biases start uniform in
-±1/√(fan-in), as DQN Zoo's do.
+±1/√(fan-in), as DQN Zoo's do; `redraw_fan_average` starts them as Dopamine does.
 """
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 Key = PRNGKeyArray
+Network = TypeVar("Network")
 
 
 @runtime_checkable
@@ -69,6 +70,26 @@ class LayerNorm(eqx.Module):
         spread = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + jnp.float32(1e-5))
         scale, bias = (jnp.broadcast_to(each, inputs.shape) for each in (self.scale, self.bias))
         return centered * spread * scale + bias
+
+
+class Dense(eqx.Module):
+    """Dense layers with ReLU after each, and a LayerNorm before it if asked for."""
+
+    layers: tuple[Linear, ...]
+    norms: tuple[LayerNorm | None, ...]
+
+    def __init__(self, inputs: int, widths: tuple[int, ...], layer_norm: bool, key: Key) -> None:
+        sizes = (inputs, *widths)
+        keys = jax.random.split(key, max(len(widths), 1))
+        self.layers = tuple(Linear(sizes[i], sizes[i + 1], keys[i]) for i in range(len(widths)))
+        self.norms = tuple(LayerNorm(width) if layer_norm else None for width in widths)
+
+    def __call__(self, features: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        """The outputs of the last ReLU; the features themselves if there are no layers."""
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            features = layer(features, None)
+            features = jax.nn.relu(features if norm is None else norm(features))
+        return features
 
 
 class NoisyLinear(eqx.Module):
@@ -143,6 +164,24 @@ class Convolution(eqx.Module):
         reach, stride = self.size // self.stride, self.stride
         blocks = self.linear.weight.reshape(-1, reach, reach, stride, stride, channels)
         return blocks.transpose(1, 3, 2, 4, 5, 0).reshape(self.size, self.size, channels, -1)
+
+
+def redraw_fan_average(network: Network, key: Key) -> Network:
+    """The network with weights uniform in ±√(6 / (fan-in + fan-out)) and biases zero (Glorot and Bengio, 2010)."""
+    layers, structure = jax.tree.flatten(network, is_leaf=lambda node: isinstance(node, Linear | Convolution))
+    keys = jax.random.split(key, len(layers))
+    return structure.unflatten([_redraw(*each) for each in zip(layers, keys, strict=True)])
+
+
+def _redraw(layer: Any, key: Key) -> Any:
+    if not isinstance(layer, Linear | Convolution):
+        return layer
+    linear, area = (layer, 1) if isinstance(layer, Linear) else (layer.linear, layer.size**2)
+    outputs, fan_in = linear.weight.shape
+    bound = math.sqrt(6 / (fan_in + outputs * area))
+    drawn = jax.random.uniform(key, linear.weight.shape, jnp.float32, -bound, bound)
+    linear = eqx.tree_at(lambda each: (each.weight, each.bias), linear, (drawn, jnp.zeros_like(linear.bias)))
+    return linear if isinstance(layer, Linear) else eqx.tree_at(lambda each: each.linear, layer, linear)
 
 
 def patches(

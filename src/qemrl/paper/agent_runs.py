@@ -1,4 +1,4 @@
-"""Training agents for items: all seeds of an arm in one program, which is looked at after each part of the run."""
+"""Training agents for items: all seeds of an arm in one program, which is inspected after each part of the run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from qemrl.training.loops import make_loop
 
 
 def look_every(config: RunConfig, steps: int, episodes: int) -> RunConfig:
-    """The run with a record, which may have an evaluation of so many episodes, after every so many steps."""
+    """The run with a record every `steps` steps, which may have an evaluation of `episodes` episodes."""
     every = {"log_every": steps, "evaluate_every": steps, "checkpoint_every": steps}
     return replace(config, **every, evaluation_episodes=episodes)
 

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 INK = "#222222"
 MUTED = "#8a8a8a"
 COLORS = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "purple": "#cc79a7", "sky": "#56b4e9"}
-"""Okabe and Ito's colors, which readers with any color vision tell apart."""
+"""Okabe and Ito's colors, which readers with any color vision can tell apart."""
 
 STYLE: Any = {
     "font.size": 8,
@@ -50,7 +50,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 """Line styles, by the order of the labels: curves can also be told apart in gray."""
 
 LONGEST_LABEL = 24
-"""How many letters of a name figures have."""
+"""The longest label in figures, in characters."""
 
 
 class LineStyle(NamedTuple):

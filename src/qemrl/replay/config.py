@@ -1,4 +1,4 @@
-"""What a replay is asked to be."""
+"""The settings of a replay."""
 
 import math
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ class HostReplay:
 
     A draw is a function of the bits that are handed in, and every row is a transition at every moment: over fewer than
     n steps until n have gone by. Observations that stack frames are put together from single frames when drawn, see
-    `FrameStore`, which also says when the oldest transitions leave before their time. All memory is allocated at once,
+    `FrameStore`, which also says when the oldest transitions leave early. All memory is allocated at once,
     and touched as it is written.
     """
 

@@ -15,7 +15,7 @@ from qemrl.types import Array
 
 
 class Returns(NamedTuple):
-    """What m ≤ n steps from drawn transitions on have brought."""
+    """The returns of m ≤ n steps, starting at drawn transitions."""
 
     reward: Float[Array, " batch"]
     """Σ_{i<m} γ^i r_i."""

@@ -146,7 +146,7 @@ def distributions(page: PageBuilder) -> Html | None:
     parts = [
         paragraph(
             "Left: the distribution of the return that an agent predicts at the first observation of the episode "
-            f"with seed {EPISODE_SEED}, as the probability of a return up to each value; the strong line is the action "
+            f"with seed {EPISODE_SEED}, as the probability of a return up to each value; the bold line is the action "
             "that it prefers, the thin ones are the others. Right: the returns of the episodes of its last evaluation, "
             "the same way. What is predicted is discounted and for one start; what was got is neither. So the two have "
             "different scales, and are alike only where episodes are short. One agent for each algorithm and task, "

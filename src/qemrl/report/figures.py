@@ -173,7 +173,7 @@ def draw_profiles(aggregates: Aggregates) -> Figure:
 
 
 def draw_improvement(improvement: Mapping[Place, Interval]) -> Figure:
-    """A matrix: how probably the algorithm of a row ends above that of a column."""
+    """A matrix: how likely the algorithm of a row is to end above that of a column."""
     arms = list(dict.fromkeys(arm for pair in improvement for arm in pair))
     values = np.full((len(arms), len(arms)), np.nan)
     for (first, second), estimate in improvement.items():

@@ -28,7 +28,7 @@ def element(tag: str, attributes: Attributes, *children: Piece) -> Html:
     """An element; children that are text are escaped, and so are the values of attributes."""
     parts = [name if value is None else f'{name}="{html.escape(value)}"' for name, value in attributes.items()]
     opening = " ".join((tag, *parts))
-    # The slash matters inside of SVG only, where an element would stay open without it.
+    # The slash matters only inside SVG, where an element would stay open without it.
     return Html(f"<{opening}/>" if tag in VOID else f"<{opening}>{join(*children).text}</{tag}>")
 
 

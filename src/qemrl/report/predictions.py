@@ -68,7 +68,7 @@ def predict_returns(run: RunRecord) -> AgentPrediction:
     """What the agent of a run's first seed expects at the first observation of an episode.
 
     Raises:
-        ValueError: The agent cannot be loaded, or its environment not be made.
+        ValueError: The agent cannot be loaded, or its environment cannot be made.
     """
     try:
         agent = api.load(run.path, run.config.seed)

@@ -15,7 +15,7 @@ from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.plotting.curves import Curve
 
 GOALS = (0.5, 0.9)
-"""The normalized scores whose first reaching is looked for."""
+"""The normalized scores for which the steps to reach them are counted."""
 
 RESAMPLES = 2_000
 
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsToGoal:
-    """When the runs of an algorithm on a task first had a normalized score."""
+    """When the runs of an algorithm on a task first reached a normalized score."""
 
     goal: float
     score: float

@@ -1,4 +1,4 @@
-"""The sections of the page that say what came of the runs."""
+"""The sections of the page about the results of the runs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -221,7 +221,7 @@ def improvement(page: PageBuilder) -> Html | None:
     rows = [[page.name(row), *(_probability_cell(found.get((row, column))) for column in arms)] for row in arms]
     return join(
         paragraph(
-            "How probably a run of the algorithm of the row ends above one of the column's on the same task, "
+            "How likely a run of the row's algorithm is to end above one of the column's on the same task, "
             "averaged over the tasks that both have; ties count half, so 0.5 says that neither is better. Brackets "
             "are bootstrap intervals. Bold: the interval leaves out 0.5."
         ),
@@ -251,7 +251,7 @@ def efficiency(page: PageBuilder) -> Html | None:
     goals = [f"steps to {goal:.0%}" for goal in GOALS]
     return join(
         paragraph(
-            "The median over seeds of the first step whose evaluation is at least so far up from the lowest mean "
+            "The median over seeds of the first step whose evaluation is at least that far up from the lowest mean "
             "evaluation of the task to the best algorithm's last one, and how many seeds got there. The area is "
             "that under the evaluation curve divided by its length: a return averaged over steps, with Student's "
             "95% interval; curves of different lengths are not comparable by it."

@@ -1,4 +1,4 @@
-"""The tabular laboratory: small processes, the exact truth about them, and learners to hold against it."""
+"""The tabular laboratory: small processes, the exact truth about them, and learners to compare with it."""
 
 from qemrl.tabular.exact import (
     DiscreteDistribution,

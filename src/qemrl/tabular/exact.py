@@ -110,7 +110,7 @@ def policy_values(mdp: TabularMDP, policy: Policy) -> Float[np.ndarray, "s a"]:
     choose = action_probs(mdp, policy)
     system = np.eye(states) - mdp.discount * np.einsum("sa,san->sn", choose, transition)
     if np.linalg.cond(system) > 1e12:
-        raise ValueError("the policy may go on for ever with a discount of 1; its values are not defined")
+        raise ValueError("the policy may go on forever with a discount of 1; its values are not defined")
     values = np.linalg.solve(system, (choose * reward).sum(-1))
     return reward + mdp.discount * transition @ values
 

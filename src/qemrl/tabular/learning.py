@@ -23,7 +23,7 @@ from qemrl.tabular.variance_state import VarianceState, init_variance_state, upd
 
 @dataclass(frozen=True)
 class Steps:
-    """A schedule of constant pieces: `values[i]` until `ends[i]`, the last value for ever."""
+    """A schedule of constant pieces: `values[i]` until `ends[i]`, the last value forever."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...] = ()
@@ -74,13 +74,13 @@ class Learning:
     """What the schedule of epsilon counts."""
 
     max_episode_steps: int | None = None
-    """Where episodes are cut; a cut is no end, the return goes on."""
+    """Where episodes are truncated; they do not terminate there, so the target bootstraps."""
 
     record_every: int = 1000
     """How many transitions pass between two records."""
 
     variance_rate: float = 1e-3
-    """The least weight of a visit in what V is estimated from: running means of rows and moments of TD errors."""
+    """The smallest weight of a visit in what V is estimated from: running means of rows and moments of TD errors."""
 
 
 class History(NamedTuple):

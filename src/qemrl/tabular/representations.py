@@ -1,6 +1,6 @@
 """How a return distribution is written as a row of numbers: quantiles, categories, expectiles, or Q alone.
 
-Each representation says how a row moves towards a sampled target, and with which weights it adds up to Q.
+Each representation says how a row moves toward a sampled target, and with which weights it adds up to Q.
 """
 
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Quantiles:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What the estimator looks at besides the quantiles."""
+        """The fields of `VarianceInputs` that the estimator needs."""
         return self.estimator.needs
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
@@ -89,7 +89,7 @@ class Quantiles:
         return rows.reshape(*rows.shape[:-1], self.num_heads, self.num_quantiles)
 
     def q(self, rows: Float[Array, "*batch d"], variance_inputs: VarianceInputs) -> Float[Array, "*batch"]:
-        """Q of rows, by an estimator that V is estimated for."""
+        """Q of rows, by an estimator whose V is estimated."""
         assert isinstance(self.estimator, QEM)
         estimates = self.estimator.mean(self.heads(rows), midpoints(self.num_quantiles), None, variance_inputs)
         return jnp.mean(estimates, axis=-1)
@@ -118,7 +118,7 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class Categories:
-    """Probabilities on a fixed evenly spaced support, moved towards the projected target (CDRL)."""
+    """Probabilities on a fixed evenly spaced support, moved toward the projected target (CDRL)."""
 
     low: float
     """The first atom."""

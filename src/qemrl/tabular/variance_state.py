@@ -1,4 +1,4 @@
-"""What tabular learning remembers of each state and action to estimate V from."""
+"""What tabular learning keeps for each state and action to estimate V from."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from qemrl.tabular.representations import Quantiles
 
 
 class VarianceState(NamedTuple):
-    """What is remembered; what the estimator does not need is None."""
+    """What V is estimated from; what the estimator does not need is None."""
 
     ema: Float[Array, "*table d"] | None
     """Running means of the rows, over visits."""
@@ -75,7 +75,7 @@ def update_variance_state(
     targets: Float[Array, " d"],
     rate: Float[Array, ""],
 ) -> VarianceState:
-    """What is remembered after a visit."""
+    """The state after a visit."""
     ema, innovations, curvature = variance_state
     if ema is not None:
         ema = ema.at[place].add(rate * (row - ema[place]))

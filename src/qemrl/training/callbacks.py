@@ -1,4 +1,4 @@
-"""Who is told how a run goes: what a callback is, and those that show progress to whoever waits for it."""
+"""Callbacks, which are told how a run goes: the protocol, and those that show progress in a terminal."""
 
 import contextlib
 import statistics
@@ -17,14 +17,14 @@ from qemrl.training.schedule import Record
 
 @runtime_checkable
 class Callback(Protocol):
-    """Who is told how a run goes."""
+    """What is told how a run goes."""
 
     def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None:
         """A run starts, or is resumed, at `loop.step`; `lost` says what could not be restored."""
         ...
 
     def on_progress(self, step: float) -> None:
-        """So many steps are done, on average over the seeds."""
+        """`step` steps are done, on average over the seeds."""
         ...
 
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
@@ -53,11 +53,11 @@ class CallbackList:
 
 @contextlib.contextmanager
 def show_progress(config: RunConfig, visible: bool = True, introduce: bool = True) -> Iterator[Callback]:
-    """A callback that shows a run on the standard output: a bar in a terminal, else a line for each evaluation.
+    """A callback that shows a run on standard output: a bar in a terminal, else a line for each evaluation.
 
     Args:
         config: What runs, to `config.whole_steps`.
-        visible: Without this nothing is shown.
+        visible: Whether anything is shown.
         introduce: Whether lines before it say what runs.
     """
     console = Console(highlight=False)
@@ -126,7 +126,7 @@ class ProgressBar:
         self.progress.update(self.task, completed=step)
 
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
-        """Move the bar and show the latest return; one of evaluation stays until the next of these."""
+        """Move the bar and show the latest return; one of an evaluation stays until the next evaluation."""
         is_evaluation = "eval/mean_reward" in records[0]
         self.evaluated |= is_evaluation
         if is_evaluation or not self.evaluated:
@@ -151,7 +151,7 @@ def describe_run(config: RunConfig, loop: Loop, lost: list[str]) -> list[str]:
     way = f"from step {loop.step:,} to {config.whole_steps:,}" if loop.step else f"{config.whole_steps:,} steps"
     lines = [f"{config.preset} on {config.env}: {way}, {seeds}{envs}, {kind} loop"]
     free = available_bytes()
-    there = "" if free is None else f", {_format_bytes(free)} of memory are free"
+    there = "" if free is None else f", {_format_bytes(free)} of memory is free"
     lines.append(f"the replay takes up to {_format_bytes(loop.replay_bytes)}{there}")
     if config.protocol is not None:
         game = config.protocol

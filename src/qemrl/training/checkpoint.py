@@ -1,7 +1,7 @@
 """Checkpoints: folders of arrays and JSON that are either whole or not there.
 
 `step_000000012345/` holds one raw .npy file for each array, and `manifest.json` with the size and SHA-256 of each and
-of itself. It is written under a hidden name, brought to the disk, and renamed, so that a crash at any moment leaves the
+of itself. It is written under a hidden name, flushed to disk, and renamed, so that a crash at any moment leaves the
 checkpoints before it as they were. Nothing is pickled.
 """
 
@@ -25,7 +25,7 @@ FORMAT = 1
 """The version of the format. Later ones keep `format` and `digest` in the manifest as they are."""
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a write that say that there is no room: the disk's, the user's quota, the limit of a file's size."""
+"""The errors of a write that say that there is no room: on the disk, in the user's quota, or by the file size limit."""
 
 _CHUNK_BYTES = 1 << 22
 _MANIFEST = "manifest.json"
@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any], keep: int = 2) -> Path:
-    """The folder of a new checkpoint, which is on the disk when this returns; the `keep` newest stay.
+    """The folder of a new checkpoint, which is on disk when this returns; the `keep` newest stay.
 
     Checkpoints of later steps are removed: the run went back behind them. In `meta` numbers may be NaN or infinite, and
     tuples come back as lists.
@@ -112,7 +112,7 @@ def load_latest(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,11 +141,11 @@ def _require_json(meta: Mapping[str, Any]) -> dict[str, Any]:
 
     meta = dict(meta)
     if not text_keys(meta):  # JSON would turn 1 into "1"
-        raise ValueError(f"the meta data of a checkpoint must have text for keys, at all depths; got {meta!r}")
+        raise ValueError(f"the metadata of a checkpoint must have text for keys, at all depths; got {meta!r}")
     try:
         return json.loads(_canonical(meta))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the meta data of a checkpoint must be JSON: {error}; got {meta!r}") from error
+        raise ValueError(f"the metadata of a checkpoint must be JSON: {error}; got {meta!r}") from error
 
 
 def _canonical(document: Any) -> bytes:
@@ -220,7 +220,7 @@ def _put_in_place(temporary: Path, path: Path) -> Path:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint under a hidden name, so that no half of one is ever in sight."""
+    """Remove a checkpoint under a hidden name, so that a half-removed one is never seen."""
     hidden = path.with_name(_TEMPORARY.format(f"{path.name}.{os.getpid()}"))
     path.rename(hidden)
     shutil.rmtree(hidden)

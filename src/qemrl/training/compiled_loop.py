@@ -35,7 +35,7 @@ def scan_or_once(work: Callable[[Any, Int[Array, ""]], tuple[Any, Any]], start: 
 
 
 class EpisodeState(NamedTuple):
-    """The environments side by side, in the midst of their episodes."""
+    """The environments side by side, with their episodes in progress."""
 
     states: Any
     observation: Any
@@ -73,7 +73,7 @@ class CompiledLoop:
         self.step = 0
         self.keys = jax.vmap(Keys.from_seed)(jnp.asarray(seeds, jnp.uint32))
         self.state: SeedState = jax.jit(jax.vmap(self._init))(self.keys)
-        # State is donated: the replay would else be copied with each chunk.
+        # State is donated: otherwise the replay would be copied with each chunk.
         self._chunk = jax.jit(self._run_chunk, donate_argnums=0)
 
     @property
@@ -109,7 +109,7 @@ class CompiledLoop:
         }
 
     def meta(self) -> dict[str, Any]:
-        """What changes and is no array: nothing."""
+        """What changes and is not an array: nothing."""
         return {}
 
     def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any] | None = None) -> list[str]:

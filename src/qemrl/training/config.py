@@ -22,7 +22,10 @@ from qemrl.training.schedule import StepSchedule, make_step_schedule
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A run: an agent, an environment, seeds, and how often what is done. Steps are agent steps of each seed."""
+    """A run: an agent, an environment, seeds, and how often to log, evaluate and save.
+
+    Steps are agent steps of each seed.
+    """
 
     preset: str
     """The preset that the agent came from."""
@@ -61,7 +64,7 @@ class RunConfig:
     """How Atari games are played; None for other environments."""
 
     asynchronous: bool = False
-    """Step Gymnasium environments in processes of their own; pays for slow ones."""
+    """Step Gymnasium environments in processes of their own; pays off for slow ones."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
@@ -154,7 +157,7 @@ def env_family(env: str) -> EnvFamily:
 
 
 def default_steps(env: str) -> int:
-    """For how long is enough to learn something there."""
+    """How many steps are enough to learn something there."""
     return {"classic": 50_000, "minatar": 1_000_000, "atari": 10_000_000}.get(env_family(env), 1_000_000)
 
 
@@ -176,7 +179,8 @@ def configure(
         seed: The first seed.
         num_seeds: How many seeds.
         num_envs: Environments side by side; intervals that come from the preset are made to fit.
-        overrides: Other settings by dotted name, as `qemrl.config.override` takes them.
+        overrides: Other settings by dotted name, as `qemrl.config.override` takes them; `settings` names a whole set
+            of them (`qemrl list`), from which the others depart.
 
     Raises:
         ValueError: There is no such preset or setting, and the nearest is named; or a value makes no sense.
@@ -188,7 +192,7 @@ def configure(
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     family = env_family(env)
-    agent = PRESETS[preset].configure(family).fit_num_envs(num_envs)
+    agent = PRESETS[preset].configure(family, settings.pop("settings", None)).fit_num_envs(num_envs)
     schedule = make_step_schedule(
         num_envs, agent.update_every, agent.target_every, agent.learning_starts, agent.batch_size
     )

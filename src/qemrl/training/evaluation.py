@@ -66,7 +66,7 @@ def play_in_host_envs(
 
 
 class EvaluationState(NamedTuple):
-    """Episodes in JAX environments side by side, in their midst."""
+    """Episodes in progress in JAX environments side by side."""
 
     states: Any
     observation: Any

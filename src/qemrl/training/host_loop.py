@@ -54,7 +54,7 @@ class HostLoop:
         self.first = np.ones(schedule.num_envs, bool)
         self._last: Step | None = None
         self._bits: tuple[int, Any] = (-1, None)
-        # What acting remembers can be large, as counts are: it is updated in place.
+        # The actor state can be large, as visit counts are: it is updated in place.
         self._act = jax.jit(self._choose, donate_argnums=1)
         self._act_in_evaluation = make_act(agent, evaluating=True)
         # Parameters are not donated: acting continues with the old ones.
@@ -111,7 +111,7 @@ class HostLoop:
         return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
-        """Go on exactly from where `arrays` were taken; what could not be restored is said in words."""
+        """Go on exactly from where `arrays` were taken; returns a message for everything that could not be restored."""
         parts: dict[str, dict[str, np.ndarray]] = {"agent": {}, "replay": {}, "envs": {}, "episodes": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition("/")

@@ -29,12 +29,12 @@ from qemrl.training.threads import HostLoops
 from qemrl.types import EnvSpec
 
 BUILD_LOCK = threading.Lock()
-"""Held while environments are built, which may change what is one for all threads, such as filters of warnings."""
+"""Held while environments are built, which may change what all threads share, such as warning filters."""
 
 
 @runtime_checkable
 class Loop(Protocol):
-    """What a training needs of a loop, for all seeds of a run."""
+    """What training needs of a loop, for all seeds of a run."""
 
     def advance(self, until: int, evaluate: bool, stop: Stop = ...) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
@@ -45,11 +45,11 @@ class Loop(Protocol):
         ...
 
     def meta(self) -> dict[str, Any]:
-        """What changes and is no array, as JSON."""
+        """What changes and is not an array, as JSON."""
         ...
 
     def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
-        """Go on from there; what could not be restored is said in words."""
+        """Go on from there; returns a message for everything that could not be restored."""
         ...
 
     def params(self, index: int) -> Any:
@@ -149,7 +149,7 @@ def _make_host_envs(config: RunConfig, count: int) -> HostEnvs:
 
 
 class LoadedParams(NamedTuple):
-    """What acts of a checkpoint, without all that only learning needs."""
+    """The parameters of a checkpoint that act, without what only learning needs."""
 
     step: int
     params: tuple[Any, ...]

@@ -1,4 +1,4 @@
-"""What a run has here, processor and memory, and which code made a result."""
+"""The machine of a run, its processor and memory, and which code made a result."""
 
 import functools
 import os
@@ -57,7 +57,7 @@ def require_memory(needed: int, what: str, advice: str) -> None:
     available = available_bytes()
     if available is not None and needed > 0.9 * available:
         raise MemoryShortageError(
-            f"{what} needs {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; {advice}"
+            f"{what} needs {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB is free; {advice}"
         )
 
 

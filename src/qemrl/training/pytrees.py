@@ -30,7 +30,7 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
 
 
 def unflatten(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The pytree of `flatten`: the template with its arrays replaced; whatever is no array stays as it is there.
+    """The pytree of `flatten`: the template with its arrays replaced; whatever is not an array stays as it is there.
 
     The template's arrays may be `jax.ShapeDtypeStruct`s. NumPy arrays come back as NumPy arrays, all others as JAX's.
 

@@ -56,7 +56,7 @@ class RunDirectory:
         """A new run, or the run of the same configuration that is there already.
 
         Args:
-            path: The folder; it is made if need be.
+            path: The folder; it is created if necessary.
             config_json: The configuration as JSON, which identifies the run.
             extra: What else is worth keeping in config.json; it is not compared.
 
@@ -96,7 +96,7 @@ class RunDirectory:
 
     @property
     def metrics_bytes(self) -> int:
-        """The size of metrics.jsonl, all of which is on the disk: what a checkpoint keeps for `truncate_metrics`."""
+        """The size of metrics.jsonl, all of which is on disk: what a checkpoint keeps for `truncate_metrics`."""
         try:
             with self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
@@ -141,7 +141,7 @@ class RunDirectory:
     def write_evaluation(self, name: str, data: Mapping[str, Any]) -> Path:
         """The file evaluations/NAME.json, written with the data; one of the same name is replaced."""
         if not name or Path(name).name != name or name.startswith("."):
-            raise ValueError(f"the name of an evaluation must do for a file, got {name!r}")
+            raise ValueError(f"the name of an evaluation must be a valid file name, got {name!r}")
         folder = self.path / "evaluations"
         with _explain_errors(folder):
             folder.mkdir(exist_ok=True)
@@ -173,7 +173,7 @@ class RunDirectory:
                     file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
                 yield
             finally:
-                # Said aloud, because a forked child that is still alive shares the lock.
+                # Unlocked explicitly, because a forked child that is still alive shares the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     @property
@@ -186,7 +186,7 @@ class RunDirectory:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there as a whole or not at all, and on the disk when this returns."""
+    """Write a file so that it is there as a whole or not at all, and on disk when this returns."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _explain_errors(path):

@@ -55,9 +55,10 @@ class StepSchedule(NamedTuple):
 def make_step_schedule(
     num_envs: int, update_every: int, target_every: int | None, learning_starts: int, batch_size: int
 ) -> StepSchedule:
-    """The schedule of one update every `update_every` steps; environments and updates must fit into one another.
+    """The schedule of one update every `update_every` steps.
 
-    So must the steps between copies to a target network, where there are any.
+    One of `num_envs` and `update_every` must be a multiple of the other. The steps between copies to a target network,
+    where there are any, must be a multiple of `num_envs`.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")

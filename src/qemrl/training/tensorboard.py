@@ -62,7 +62,7 @@ class TensorBoardCallback:
     def on_progress(self, step: float) -> None: ...  # only records are written
 
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
-        """Write the records, and bring them to the disk."""
+        """Write the records, and flush them to disk."""
         for record in records:
             self._write(record, steps_per_second)
         self._flush()

@@ -1,4 +1,4 @@
-"""Host loops of several seeds on several cores, in threads: compiled programs leave Python's lock to the others."""
+"""Host loops of several seeds on several cores, in threads: compiled programs release Python's lock to the others."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from qemrl.training.machine import available_cores
 from qemrl.training.schedule import Record, Stop, never
 
 PATIENCE = 0.1
-"""How many seconds may go by before a request to stop is heard."""
+"""How many seconds may go by before a request to stop is noticed."""
 
 
 def run_threads(works: Sequence[Callable[[Stop], None]], stop: Stop) -> None:
-    """Do all works, each of which is handed a function that says whether to stop before its end.
+    """Run all works, each of which is handed a function that says whether to stop early.
 
     `stop` itself is only called in this thread. Where a work fails, the others stop, too; then its error is raised.
     """
@@ -56,7 +56,7 @@ class HostLoops:
     def __init__(self, loops: list[HostLoop]) -> None:
         self.loops = loops
         self.records: list[Record | None] = [None] * len(loops)
-        """What seeds that are ahead of the others have to say; kept until all have come as far."""
+        """The records of seeds that are ahead of the others; kept until all have come as far."""
 
     @property
     def step(self) -> int:
@@ -93,7 +93,7 @@ class HostLoops:
         return {"records": [None if record is None else list(record.items()) for record in self.records]}
 
     def restore(self, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> list[str]:
-        """Go on from there; what could not be restored is said in words."""
+        """Go on from there; returns a message for everything that could not be restored."""
         del step
         lost = []
         for index, loop in enumerate(self.loops):

@@ -1,4 +1,4 @@
-"""The one path of a training: a loop goes from record to record, from its first step or its last checkpoint to its end.
+"""The one path of training: a loop goes from record to record, from its first step or its last checkpoint to its end.
 
 With a run directory, metrics and checkpoints are kept there.
 """
@@ -49,13 +49,13 @@ def train(config: RunConfig, directory: RunDirectory | None, callback: Callback,
         config: What runs.
         directory: Where metrics, evaluations and checkpoints are kept, and what the run is resumed from. Without one
             there are no evaluations, and what is learned is only in the loop.
-        callback: Who is told how it goes.
+        callback: What is told how it goes.
         loop: That of `make_loop`, if it is there already; it is left open.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; a checkpoint was written.
-        NonFiniteTrainingError: Numbers went wrong; the state then is in the folder `failed`, checkpoints before it are
-            kept.
+        NonFiniteTrainingError: A number was not finite; the state is then in the folder `failed`, and checkpoints
+            before it are kept.
     """
     with contextlib.ExitStack() as stack:
         if directory is not None:
@@ -165,7 +165,7 @@ def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -
     return NonFiniteTrainingError(
         f"{reason}; the state is in {path}, and the checkpoints before it are kept. Look for the cause in the "
         "environment's rewards and observations, then in the learning rate (--optimizer.learning-rate) and in "
-        "the gradient's length (--optimizer.max-gradient-norm)"
+        "the gradient's norm (--optimizer.max-gradient-norm)"
     )
 
 

@@ -37,7 +37,7 @@ class AtariProtocol:
 
     life_loss: LifeLoss = "ignored"
     """What losing a life means in training: nothing, a zero discount while the game goes on, or a new episode (a step
-    without action, FIRE where `fire_reset` says so, and the frame stack begun anew, without a reset of the game)."""
+    without action, FIRE where `fire_reset` says so, and a new frame stack, without a reset of the game)."""
 
     fire_reset: bool = False
     """Whether FIRE and then the third action are pressed at the start, in games that have FIRE."""
@@ -90,7 +90,7 @@ Dopamine's, and what `ALE/...-v5` says by itself, after Machado et al. (2018).""
 def protocol_for(env_id: str, name: str | None = None) -> AtariProtocol:
     """The protocol of this name, or the one that an id stands for, if the id allows it.
 
-    `ALE/...-v5` and `...NoFrameskip-v0` have sticky actions, `...NoFrameskip-v4` has not; a protocol that says
+    `ALE/...-v5` and `...NoFrameskip-v0` have sticky actions, `...NoFrameskip-v4` does not; a protocol that says
     otherwise is an error, as is an id that skips a random number of frames.
     """
     sticky = _registered_stickiness(env_id)
@@ -197,7 +197,7 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
         if self._lives < lives_before and not terminated:
             if self.protocol.life_loss == "zero_discount":
                 info["life_lost"] = True
-            # some games go on for a moment without a life left; that is no episode
+            # some games go on for a moment without a life left; that is not an episode
             elif self.protocol.life_loss == "new_episode" and self._lives > 0 and not truncated:
                 self._advance(self._noop, self.protocol.frame_skip)
                 if self.ale.game_over() or not self._press_fire():

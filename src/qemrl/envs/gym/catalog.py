@@ -51,7 +51,7 @@ def import_ale(env_id: str) -> ModuleType:
     except ImportError as error:
         raise MissingPackage(f"{env_id} is an Atari game; run: pip install ale-py") from error
     gymnasium.register_envs(ale_py)
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else it greets on the screen
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise it prints a banner
     return ale_py
 
 
@@ -104,10 +104,10 @@ def missing_package(registration: Registration, error: Exception) -> MissingPack
 
 @contextmanager
 def ignore_age_warnings(registration: Registration) -> Iterator[None]:
-    """Building a MuJoCo environment in it gives no warning that something about it is old.
+    """A context in which building a MuJoCo environment gives no deprecation warnings.
 
     Published results are of version 4 as often as of 5, so whoever names it wants it. And MuJoCo itself warns of a word
-    in Gymnasium's model of HalfCheetah, at every copy: on the screen, and in a file MUJOCO_LOG.TXT beside the user.
+    in Gymnasium's model of HalfCheetah, at every copy: on the screen, and in MUJOCO_LOG.TXT in the working directory.
     """
     if "mujoco" not in str(registration.entry_point) or importlib.util.find_spec("mujoco") is None:
         yield

@@ -1,4 +1,4 @@
-"""The seeds and actions of the episodes that environments are in, from which deterministic ones can come back."""
+"""The seeds and actions of the episodes that environments are in, from which deterministic ones can be restored."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence

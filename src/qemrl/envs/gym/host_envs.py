@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 Mask = Bool[np.ndarray, "envs actions"] | None
-"""The actions allowed in each environment; None where all are allowed always."""
+"""The actions allowed in each environment; None where all are always allowed."""
 
 
 class HostReset(NamedTuple):
@@ -138,7 +138,7 @@ class HostEnvs:
         return HostReset(self.observation, self.mask)
 
     def step(self, actions: Actions) -> HostStep:
-        """What follows these actions; episodes that ended have begun anew in `observation`.
+        """What follows these actions; where an episode ended, `observation` is the first of a new one.
 
         Continuous actions are clipped to `spec.box`.
         """
@@ -385,7 +385,7 @@ def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, paramet
     try:
         if protocol is not None:
             return make_atari(env_id, protocol, render, parameters)
-        # only said where it is wanted, for not every environment knows of it
+        # only passed where it is needed, for not every environment takes it
         rendering = {"render_mode": "rgb_array"} if render else {}
         with ignore_age_warnings(registration):
             return gymnasium.make(env_id, **rendering, **parameters)

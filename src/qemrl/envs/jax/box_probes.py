@@ -72,7 +72,7 @@ class BoxProbe(NamedTuple):
 
 
 def any_action(name: str, make: Callable[[], JaxEnv]) -> JaxEnv:
-    """A probe of discrete actions that pays no regard to them, with actions in (−1, 1) instead.
+    """A probe with discrete actions that ignores them, with actions in (−1, 1) instead.
 
     Args:
         name: The last part of the new id.

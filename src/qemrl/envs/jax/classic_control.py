@@ -173,7 +173,7 @@ PENDULUM_SECONDS = 0.05
 """Between two steps."""
 
 MAX_TORQUE = 2.0
-"""What larger torques are clipped to, either way round."""
+"""What larger torques are clipped to, in either direction."""
 
 MAX_SPIN = 8.0
 """What the angular velocity is clipped to, in radians per second."""

@@ -56,7 +56,7 @@ class JaxEnv:
     """A picture of a state, on the host."""
 
     mask: Callable[[EnvState], Bool[Array, " actions"] | None] = lambda _: None
-    """The actions that a state allows, at least one; None where all are allowed always (`spec.has_mask` is False)."""
+    """The actions that a state allows, at least one; None where all are always allowed (`spec.has_mask` is False)."""
 
 
 class TimeLimitState(NamedTuple):
@@ -95,7 +95,7 @@ class DelayedRewardState(NamedTuple):
 
     inner: EnvState
     reward: Float[Array, ""]
-    """What the episode has earned."""
+    """The sum of the episode's rewards so far."""
 
 
 def delay_rewards(env: JaxEnv, env_id: str) -> JaxEnv:

@@ -1,4 +1,4 @@
-"""Tasks in which exploring is what is hard, deep sea and the sparse chain, and Catch, in which nothing is."""
+"""Tasks in which exploration is the hard part, deep sea and the sparse chain, and Catch, in which nothing is hard."""
 
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ class CatchState(NamedTuple):
 def make_catch() -> JaxEnv:
     """Catch: a ball falls down a board of 10 rows and 5 columns, and a paddle in the last row must be under it.
 
-    The ball starts in the first row at a column drawn evenly, the paddle in the middle; actions move the paddle left,
-    not at all, or right, and never off the board. The episode ends when the ball is in the last row, after 9 steps,
+    The ball starts in the first row at a random column, the paddle in the middle; actions move the paddle left, not at
+    all, or right, and never off the board. The episode ends when the ball is in the last row, after 9 steps,
     with a reward of 1 if it was caught and −1 if not; until then rewards are 0. From the middle every column can be
     reached, so the best return is 1, and Q of every state from which the ball can be caught is
     discount^(steps left − 1). An observation is the board, true where the ball and the paddle are.
@@ -97,7 +97,7 @@ def make_chain(size: int) -> JaxEnv:
     right. A step that ends in the first cell gives 0.001, one that ends in the last gives 1, all others nothing. The
     best policy goes right always and is in the last cell after N − 2 steps, for a return of 12. Episodes terminate: the
     time that is left is part of the task, as published, but it is not observed. Unlike the published chain, and as in
-    deep sea, which of the two actions goes right is drawn for each cell, once for all: a network that has learned
+    deep sea, which of the two actions goes right is drawn for each cell, once and for all: a network that has learned
     nothing often prefers one action everywhere, and would solve the task by chance. An observation has a true value in
     the place of the agent's cell.
     """
@@ -148,13 +148,13 @@ def deep_sea_right_actions(size: int) -> Int[np.ndarray, "size size"]:
 
 
 def make_deep_sea(size: int, stochastic: bool = False) -> JaxEnv:
-    """Deep sea: a treasure that no random walk finds, and every step towards it costs (Osband et al., 2019).
+    """Deep sea: a treasure that no random walk finds, and every step toward it costs (Osband et al., 2019).
 
     A diver starts in the upper left corner of a board of N × N cells, N = `size`, and goes down one row with each step,
     to the left or to the right. Going right costs 0.01/N. Whoever goes right N times in a row is in the lower right
     corner at the end and finds a treasure of 1; all other ends give nothing. The best return is 0.99. A policy that
     chooses at random finds the treasure once in 2^N episodes, and learns to go left from all others. Which of the two
-    actions is right is drawn for each cell, once for all, so that a network cannot guess it from other cells. An
+    actions is right is drawn for each cell, once and for all, so that a network cannot guess it from other cells. An
     observation has a true value in the place of the diver's cell.
 
     In the stochastic version a step to the right goes left with a chance of 1/N, and a last step from one of the two

@@ -46,7 +46,7 @@ MOST, HALF = 0.89, 0.5
 """The rules: "solved" is 18 of 20 seeds, "fails" is fewer than half of them."""
 
 RECORDS = 100
-"""How often in a run it is asked whether the task is solved."""
+"""How often in a run it is checked whether the task is solved."""
 
 QUANTILES = 32
 
@@ -133,7 +133,7 @@ def configure_agent(arm: str, steps: int) -> ValueConfig:
         case "count":
             exploration = BonusExploration(CountBonus(), LinearDecay(1.0, 0.0, steps), evaluation=0.0)
         case "count in the reward":
-            # A bonus that Q looks ahead to needs none in acting.
+            # With counts in the reward, acting adds no bonus.
             exploration = BonusExploration(CountBonus(reward=0.05), LinearDecay(0.0, 0.0), evaluation=0.0)
         case _:
             assert isinstance(config.exploration, BonusExploration)
@@ -189,7 +189,7 @@ def find_outcome(steps: Int[np.ndarray, " records"], answers: Bool[np.ndarray, "
 
 
 SOME = {"smoke": ARMS[:3]}
-"""The arms of a scale that has not all of them: each is a program to compile."""
+"""The arms of a scale that does not have all of them: each is a program to compile."""
 
 Outcomes = dict[tuple[str, str], Outcome]
 

@@ -1,7 +1,7 @@
 """Is QEM's variance the variance of the return? State by state, against the truth, beside the plain one and DLTV's.
 
 Section 5.3 explores with a variance that is read off the quantiles, and holds that QEM's is more accurate than DLTV's.
-Three tasks have a truth to hold them against: FrozenLake and the chain, exactly, and a trained agent's game, by
+Three tasks have a truth to compare them with: FrozenLake and the chain, exactly, and a trained agent's game, by
 playing on from stored states.
 """
 
@@ -56,8 +56,9 @@ class Size:
     chain_steps: int
     agent_steps: int
     states: int
-    """Of the game, from each of which there are so many rollouts:"""
+    """Of the game."""
     rollouts: int
+    """From each of these states."""
 
 
 PLAYED = 200
@@ -71,7 +72,7 @@ SIZES = {
 
 SMALL, FLOOR, LEAST = 0.05, 1e-3, 5
 """States count whose true standard deviation is above the first; estimates below the second are taken for it; where
-fewer states count than the third, so many of the largest are shown, and nothing is decided."""
+fewer states count than the third, that many of the largest are shown, and nothing is decided."""
 
 RESAMPLES = 1_000
 

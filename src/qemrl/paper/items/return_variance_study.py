@@ -32,7 +32,7 @@ NEGLIGIBLE = 1e-3
 """The discount γ^t from which on rewards of a rollout are left out."""
 
 STRETCH = 500
-"""Steps of rollouts between two looks at whether they are over."""
+"""Steps of rollouts between two checks of whether they are over."""
 
 
 def estimate_stds(values: Float[np.ndarray, "*batch n"]) -> dict[str, Float[np.ndarray, "*batch"]]:
@@ -126,7 +126,7 @@ class Places(NamedTuple):
 
 
 class Rollouts(NamedTuple):
-    """A game from each place, in its midst, and the returns of those that are over."""
+    """A game in progress from each place, and the returns of those that are over."""
 
     now: Places
     factor: Float[Array, " places"]

@@ -131,7 +131,7 @@ def _by_baselines(step: float, seeds: Int[np.ndarray, " seeds"]) -> Cases:
 
 
 def wrong_choices(estimates: Float[np.ndarray, "*batch 2"]) -> Float[np.ndarray, "*batch"]:
-    """One where a2 looks better than a1, which is the better one, and else zero."""
+    """One where a2 looks better than a1, which is the better one; otherwise zero."""
     return (estimates[..., 0] < estimates[..., 1]).astype(np.float64)
 
 

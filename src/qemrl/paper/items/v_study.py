@@ -35,13 +35,13 @@ from qemrl.plotting.style import heading
 LIVE = ("normal", "mixture", "equal mixture", "exponential", "log-normal", "frozen-lake", "minatar/breakout")
 LIVE_AT = {"smoke": LIVE[1:2], "small": LIVE[:3], "paper": LIVE}
 EXACT_AT = {"smoke": ("normal", "mixture", "frozen-lake")}
-"""The distributions of a scale that has not all of them."""
+"""The distributions of a scale that does not have all of them."""
 
 LAKE = {"smoke": (3, 6_000), "small": (10, 50_000), "paper": (100, 150_000)}
 """Seeds and steps of control on FrozenLake."""
 
 WORSE, BETTER = 1.01, 0.8
-"""The rules for "auto": at most so much of the plain mean's error anywhere, and on average at random levels."""
+"""The rules for "auto": what the ratio to the plain mean's error is below, anywhere and on average at random levels."""
 
 Live = dict[tuple[str, str], Float[np.ndarray, "c t"]]
 """Errors by distribution and arm."""

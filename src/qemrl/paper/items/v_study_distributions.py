@@ -30,7 +30,7 @@ AGENTS: tuple[tuple[str, str, int], ...] = (
 
 EPISODES = 4_096
 LEVELS = 256
-"""So many quantiles are kept of so many episodes."""
+"""Episodes that are played, and quantiles that are kept of their returns."""
 
 
 @lru_cache(maxsize=1)

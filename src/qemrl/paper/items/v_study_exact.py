@@ -51,13 +51,13 @@ REGRESSED = 2_000
 """Steps of such a chain: of 0.1 standard deviations each, enough to forget where it began."""
 
 BLOCKS = 20
-"""Draws of levels are put into so many blocks, whose spread gives intervals."""
+"""The number of blocks of draws of levels; their variation gives intervals."""
 
 GRID = midpoints(64)
 """The levels at which learned quantiles are simulated."""
 
 TABLE = 16_384
-"""Returns are drawn from so many quantiles of a distribution."""
+"""The number of quantiles of a distribution that returns are drawn from."""
 
 NOISES: dict[str, Noise | None] = {
     "none": None,

@@ -35,10 +35,10 @@ COUNT, STEP, RATE = 32, 0.05, 5e-4
 
 HEADS, SNAPSHOTS, SNAPSHOT_EVERY = 4, 10, 200
 TABLE = 16_384
-"""Returns are drawn from so many quantiles of a distribution."""
+"""The number of quantiles of a distribution that returns are drawn from."""
 
 SIZES = {"smoke": (20, 600, 2), "small": (100, 4_000, 3), "paper": (400, 8_000, 5)}
-"""Chains; steps before the first look, and half the steps between looks; looks."""
+"""Chains; steps before the first record, and half the steps between records; records."""
 
 
 class Chain(NamedTuple):
@@ -73,7 +73,7 @@ def live_arms() -> dict[str, Arm]:
 
 
 def live_errors(distribution: Distribution, scale: str, seed: int, tick: Tick) -> dict[str, Float[np.ndarray, "c t"]]:
-    """Estimate less truth, for each chain and look, by arm."""
+    """Estimate less truth, for each chain and record, by arm."""
     chains, pause, looks = SIZES[scale]
     keys = jax.random.split(jax.random.key(seed), chains)
     table = jnp.asarray(distribution.quantile(midpoints(TABLE)), jnp.float32)

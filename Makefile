@@ -6,10 +6,10 @@ READY := $(VENV)/ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo bench test lint format clean
+.PHONY: help env browser demo bench bench-learning test lint format clean
 
 help:  ## show these lines
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
 
 env: $(READY)  ## build .venv with the pinned versions
 
@@ -26,6 +26,9 @@ demo: env  ## train QR-DQN and QEM-DQN on MinAtar's Breakout: learning curves an
 
 bench: env  ## measure everything against peers, in about half an hour: results/bench.json, docs/performance.md
 	$(BIN)/python -m benchmarks
+
+bench-learning: env  ## learn beside the peers, in some hours, resumable: results/learning, docs/learning.md
+	$(BIN)/python -m benchmarks learning
 
 browser:  ## install Chromium, in which the tests open reports, from the system's packages
 	@command -v chromium > /dev/null || { \

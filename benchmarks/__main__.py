@@ -17,6 +17,7 @@ COMMANDS = {
     "scaling": command.bench_scaling,
     "value": command.bench_value,
     "actor-critic": command.bench_actor_critic,
+    "learning": command.bench_learning,
     "page": command.bench_page,
 }
 

@@ -1,5 +1,6 @@
 """The commands of `python -m benchmarks`."""
 
+import os
 import statistics
 import sys
 import time
@@ -137,6 +138,51 @@ def bench_tabular(seeds: int = 10, steps: int = 150_000, json_file: Path | None 
         shown.add_row(line.algorithm, *rates, limit, f"{line.compile_seconds:.1f} s")
     print_table(shown)
     write_json(report.as_json(), json_file)
+
+
+def bench_learning(
+    contests: tuple[str, ...] = (),
+    out: Path = Path("results/learning"),
+    page: Path = Path("docs/learning.md"),
+    cores: tuple[int, ...] = (),
+    peers_folder: Path | None = None,
+) -> None:
+    """Learn beside the peers: returns at equal steps, and time to a threshold, with five seeds of each.
+
+    It takes some hours, and resumes: a run whose curve is there is not done again. Figure and page are made of what is
+    there at the end.
+
+    Args:
+        contests: Those to run, by name; all by default, none with `--contests none`.
+        out: The folder for curves and the figure.
+        page: The Markdown page that is made of them.
+        cores: The cores to run on, each with one run at a time; all by default.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+    """
+    from benchmarks import learning, peers
+    from qemrl.plotting import style
+    from qemrl.plotting.curves import draw_curves
+
+    names = [] if contests == ("none",) else list(contests or learning.CONTESTS)
+    for name in names:
+        require(name in learning.CONTESTS, f"there is no contest {name!r}; choose from {', '.join(learning.CONTESTS)}")
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    runs = [run for run in learning.list_runs(names) if not run.path(out).exists()]
+    folder = peers.default_folder() if peers_folder is None else peers_folder
+    try:
+        failed = learning.measure(runs, out, folder, cores or usable, lambda doing: print(doing, flush=True))
+    except peers.PeerError as error:
+        raise UsageError(str(error)) from error
+    verdicts = learning.read_verdicts(out)
+    if verdicts:
+        figure = style.save(draw_curves(learning.make_curves(verdicts)), out, "figure")[0]
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(learning.make_page(verdicts, os.path.relpath(figure, page.parent)), encoding="utf-8")
+        print(f"wrote {figure} and {page}")
+    for run, cause in failed.items():
+        print(f"benchmarks: {run.contest}, {run.side}, seed {run.seed} failed: {cause}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
 
 
 def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:

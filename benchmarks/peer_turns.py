@@ -87,17 +87,13 @@ def pong() -> Any:
     )
 
 
-def minatar() -> Any:
-    """MinAtar's Breakout in NumPy, with its minimal set of actions and the same small network as ours."""
+def make_board_extractor() -> Any:
+    """A class of features for small boards: one 3x3 convolution with 16 channels that keeps the board's size."""
     import gymnasium
     import torch
-    from minatar.gym import register_envs
-    from sb3_contrib import QRDQN
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
     class Board(BaseFeaturesExtractor):
-        """One 3x3 convolution with 16 channels that keeps the board's size."""
-
         def __init__(self, observation_space: gymnasium.spaces.Box) -> None:
             rows, columns, channels = observation_space.shape
             super().__init__(observation_space, features_dim=16 * rows * columns)
@@ -106,15 +102,25 @@ def minatar() -> Any:
         def forward(self, boards: torch.Tensor) -> torch.Tensor:
             return torch.relu(self.convolution(boards.permute(0, 3, 1, 2))).flatten(1)
 
+    return Board
+
+
+def minatar() -> Any:
+    """MinAtar's Breakout in NumPy, with its minimal set of actions, and the network and 3-step returns of ours."""
+    import gymnasium
+    from minatar.gym import register_envs
+    from sb3_contrib import QRDQN
+
     register_envs()
     return QRDQN(
         "MlpPolicy",
         gymnasium.make("MinAtar/Breakout-v1"),
-        learning_rate=1e-4,
+        learning_rate=3e-4,
         buffer_size=100_000,
         train_freq=4,
+        n_steps=3,
         target_update_interval=1_000,
-        policy_kwargs={"n_quantiles": 51, "net_arch": [], "features_extractor_class": Board},
+        policy_kwargs={"n_quantiles": 51, "net_arch": [128], "features_extractor_class": make_board_extractor()},
         **VALUE,
     )
 

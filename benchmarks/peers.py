@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SB3 = (
@@ -41,6 +41,12 @@ SBX = (
 )
 """Stable-Baselines3 and its sibling in JAX, with the same JAX and MuJoCo as ours."""
 
+TIANSHOU = (("torch==2.13.0",), ("tianshou==2.0.1", "gymnasium==1.4.0", "numpy==2.4.6"))
+"""Tianshou, whose pins are not ours."""
+
+MINATAR = (("--no-deps", "minatar==1.0.15"),)
+"""MinAtar in NumPy, for our own side: what it asks for beside NumPy is for drawing."""
+
 MARKER = "installed.json"
 """The file that says what a finished environment holds."""
 
@@ -68,22 +74,46 @@ def make_peer(name: str, packages: Sequence[Sequence[str]], folder: Path) -> Pat
     """
     place = (folder / name).absolute()
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+    def install() -> None:
+        _run([sys.executable, "-m", "venv", str(place)], place)
+        for group in packages:
+            _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *group], place)
+
+    _make_once(place, packages, install)
+    return python
+
+
+def add_packages(name: str, packages: Sequence[Sequence[str]], folder: Path) -> Path:
+    """A folder with these packages, for the path of our own interpreter; it is made unless it is there already.
+
+    Raises:
+        PeerError: It could not be made.
+    """
+    place = (folder / f"{name}-packages").absolute()
+
+    def install() -> None:
+        for group in packages:
+            target = ["--disable-pip-version-check", "--target", str(place)]
+            _run([sys.executable, "-m", "pip", "install", *target, *group], place)
+
+    _make_once(place, packages, install)
+    return place
+
+
+def _make_once(place: Path, packages: Sequence[Sequence[str]], install: Callable[[], None]) -> None:
     wanted = {"python": sys.version, "packages": [list(group) for group in packages]}
-    if _installed(place) == wanted and python.exists():
-        return python
+    if _installed(place) == wanted:
+        return
     shutil.rmtree(place, ignore_errors=True)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PeerError(
-            f"{folder} cannot hold virtual environments ({error}); choose another --peers-folder"
-        ) from error
-    _run([sys.executable, "-m", "venv", str(place)], place)
-    for group in packages:
-        _run([str(python), "-m", "pip", "install", "--disable-pip-version-check", *group], place)
+        message = f"{place.parent} cannot hold virtual environments ({error}); choose another --peers-folder"
+        raise PeerError(message) from error
+    install()
     # Written last: an environment that was left half made has none, and is made again.
     (place / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
-    return python
 
 
 def last_lines(text: str, count: int = 6) -> str:

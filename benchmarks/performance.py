@@ -57,20 +57,21 @@ def make_page(record: Mapping[str, Mapping[str, Any]]) -> str:
     """
     there = [name for name in SECTIONS if name in record]
     sheets = {name: SECTIONS[name].sheets(record[name]["report"]) for name in there}
-    parts = ["# Performance\n", *map(_paragraph, INTRODUCTION), _markdown(_sources(record, sheets))]
+    parts = ["# Performance\n", *map(write_paragraph, INTRODUCTION), write_table(_sources(record, sheets))]
     if missing := [f"`python -m benchmarks {name}`" for name in SECTIONS if name not in record]:
-        parts.append(_paragraph(f"Not measured yet: {', '.join(missing)}."))
+        parts.append(write_paragraph(f"Not measured yet: {', '.join(missing)}."))
     for name in there:
         title, words, _ = SECTIONS[name]
-        parts += [f"## {title}\n", _paragraph(words)]
+        parts += [f"## {title}\n", write_paragraph(words)]
         if packages := record[name]["report"]["machine"].get("peer"):
-            parts.append(_paragraph(f"Peers: {packages.replace(' ', ', ')}."))
+            parts.append(write_paragraph(f"Peers: {packages.replace(' ', ', ')}."))
         for sheet in sheets[name]:
-            parts += [f"### {sheet.title}\n", _markdown(sheet)]
+            parts += [f"### {sheet.title}\n", write_table(sheet)]
     return "\n".join(parts)
 
 
-def _paragraph(words: str) -> str:
+def write_paragraph(words: str) -> str:
+    """Words in lines that are not too long."""
     return textwrap.fill(words, WIDTH, break_on_hyphens=False) + "\n"
 
 
@@ -88,7 +89,8 @@ def _sources(record: Mapping[str, Mapping[str, Any]], sheets: Mapping[str, list[
     return Sheet("", ("command", "date", "commit", "machine", ">holds"), rows)
 
 
-def _markdown(sheet: Sheet) -> str:
+def write_table(sheet: Sheet) -> str:
+    """A table in Markdown, without its title."""
     rows, columns = [list(row) for row in sheet.rows], list(sheet.columns)
     if sheet.holds:
         columns.append("holds")

@@ -29,9 +29,20 @@ class Task(NamedTuple):
 GREEDY = {"exploration.begin_steps": 0, "exploration.evaluation": 0.0}
 """As the peers: epsilon falls from the first step on, and evaluations have none."""
 
+CARTPOLE = GREEDY | {
+    "network.widths": (256, 256),
+    "optimizer.learning_rate": 1e-3,
+    "replay.capacity": 50_000,
+    "replay.n_step": 1,
+    "batch_size": 64,
+    "update_every": 4,
+    "target_every": 100,
+    "learning_starts": 500,
+}
+
 TASKS: Mapping[str, Task] = {
-    "qr-dqn-cartpole": Task("qr-dqn", "CartPole-v1", GREEDY),
-    "iqn-cartpole": Task("iqn", "CartPole-v1", GREEDY | {"double": True}),
+    "qr-dqn-cartpole": Task("qr-dqn", "CartPole-v1", CARTPOLE),
+    "iqn-cartpole": Task("iqn", "CartPole-v1", CARTPOLE | {"double": True}),
     "qr-dqn-minatar": Task(
         "qr-dqn",
         MINATAR,

@@ -3,6 +3,7 @@
 Everything here works on NumPy, JAX and PyTorch arrays and imports neither JAX nor PyTorch.
 """
 
+from qemrl.estimators.basis import BasisName
 from qemrl.estimators.diagnostics import (
     BiasVariance,
     crossing_rate,
@@ -50,6 +51,7 @@ __all__ = [
     "ESTIMATORS",
     "QEM",
     "BandVariance",
+    "BasisName",
     "BiasVariance",
     "CVaR",
     "ConstantVariance",

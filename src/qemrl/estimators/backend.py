@@ -5,7 +5,10 @@ array API does not cover. It never imports JAX or PyTorch: an array of theirs ca
 has imported them already.
 """
 
+import importlib
 import sys
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import array_api_compat as compat
@@ -16,16 +19,33 @@ Array = Any
 """An array of any of the three libraries; shapes stand in the annotations around it."""
 
 
+def is_jax(array: Array) -> bool:
+    """Whether it is an array of JAX, or a trace of one."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def is_torch(array: Array) -> bool:
+    """Whether it is a tensor of PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
 def namespace(array: Array) -> Any:
     """The array-API namespace of `array`."""
+    if is_torch(array):  # without the look-up of array_api_compat, over whose cache `torch.compile` stumbles
+        name = "array_api_compat.torch"
+        return sys.modules[name] if name in sys.modules else importlib.import_module(name)
     return compat.array_namespace(array)
 
 
 def as_array(given: Any, name: str) -> Array:
     """`given` as a floating-point array: arrays stay what they are, numbers and lists become NumPy float64."""
-    data: Array = given if compat.is_array_api_obj(given) else np.asarray(given)
+    data: Array = given if isinstance(given, np.ndarray) or compat.is_array_api_obj(given) else np.asarray(given)
     if data.ndim == 0:
         raise ValueError(f"{name} need at least one axis, got {data}")
+    if isinstance(data, np.ndarray) and data.dtype.kind == "f":
+        return data
     xp = namespace(data)
     if xp.isdtype(data.dtype, "real floating"):
         return data
@@ -36,24 +56,27 @@ def as_array(given: Any, name: str) -> Array:
 
 def is_on_host(array: Array) -> bool:
     """True if the numbers can be read here and now: no trace in the way, no accelerator to wait for."""
-    if compat.is_jax_array(array):
+    if is_jax(array):
         if isinstance(array, sys.modules["jax"].core.Tracer):
             return False
         return all(device.platform == "cpu" for device in array.devices())
-    if compat.is_torch_array(array):
-        in_transform = sys.modules["torch"]._C._functorch.maybe_current_level() is not None  # torch.func
+    if is_torch(array):
+        torch = sys.modules["torch"]
+        if torch.compiler.is_compiling():
+            return False
+        in_transform = torch._C._functorch.maybe_current_level() is not None  # torch.func
         return array.device.type == "cpu" and not in_transform
     return True
 
 
 def wants_gradient(array: Array) -> bool:
     """True for a PyTorch tensor that autograd follows; in JAX such an array is a tracer."""
-    return compat.is_torch_array(array) and array.requires_grad
+    return is_torch(array) and array.requires_grad
 
 
 def view(array: Array) -> np.ndarray:
     """The numbers of an array that `is_on_host`, in NumPy; copied only if NumPy has no such dtype."""
-    if compat.is_torch_array(array):
+    if is_torch(array):
         array = promote(array.detach()).numpy()
     return np.asarray(array)
 
@@ -65,9 +88,23 @@ def read(array: Array) -> np.ndarray:
 
 def constant(array: np.ndarray, model: Array) -> Array:
     """A NumPy array in the library, dtype and device of `model`."""
-    if compat.is_torch_array(model):
+    if is_torch(model):
         return sys.modules["torch"].tensor(array, dtype=model.dtype, device=model.device)
     return namespace(model).asarray(array, dtype=model.dtype)
+
+
+def cached_constant(model: Array, make: Callable[..., np.ndarray], *key: Any) -> Array:
+    """`make(*key)` in the library, dtype and device of `model`; in PyTorch it is brought there once."""
+    if is_torch(model) and not sys.modules["torch"].compiler.is_compiling():
+        return _torch_constant(make, model.dtype, model.device, *key)
+    return constant(make(*key), model)
+
+
+@lru_cache(maxsize=256)
+def _torch_constant(make: Callable[..., np.ndarray], dtype: Any, device: Any, *key: Any) -> Array:
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False):  # or autograd could not use it later
+        return torch.tensor(make(*key), dtype=dtype, device=device)
 
 
 def like(array: Array, model: Array, name: str) -> Array:
@@ -100,7 +137,7 @@ def add_axes(array: Array, rank: int) -> Array:
 def pick(array: Array, places: list[int]) -> Array:
     """The entries of the last axis at the given places."""
     indices: Any = np.asarray(places)
-    if compat.is_torch_array(array):
+    if is_torch(array):
         indices = sys.modules["torch"].tensor(places, device=array.device)
     return array[..., indices]
 
@@ -122,10 +159,12 @@ def resolution(array: Array) -> float:
 
 def ndtri(levels: Array) -> Array:
     """The standard normal quantile z, Φ(z) = level, for levels in [1e-10, 1 − 1e-10]."""
-    if compat.is_jax_array(levels):
+    if is_jax(levels):
         return _rational_ndtri(levels)
-    if compat.is_torch_array(levels):
-        return sys.modules["torch"].special.ndtri(levels)
+    if is_torch(levels):
+        torch = sys.modules["torch"]
+        # The compiler of PyTorch computes its own again in every loop that reads it, one number at a time.
+        return _rational_ndtri(levels) if torch.compiler.is_compiling() else torch.special.ndtri(levels)
     return special.ndtri(levels)
 
 
@@ -146,7 +185,7 @@ _TAIL = (
 
 
 def _rational_ndtri(levels: Array) -> Array:
-    """The normal quantile in JAX, in two thirds of the time of `jax.scipy.special.ndtri` on a CPU."""
+    """The normal quantile for compilers; in JAX it takes two thirds of `jax.scipy.special.ndtri` on a CPU."""
     xp = namespace(levels)
     offset = levels - 0.5
     central = xp.abs(offset) <= 0.425
@@ -170,11 +209,13 @@ def dot(values: Array, weights: Array) -> Array:
     sum and unlike the plain mean. On accelerators JAX multiplies matrices in TF32 or bfloat16 unless told
     otherwise, and three digits are not enough for Q.
     """
-    if compat.is_jax_array(values):
+    if is_jax(values):
         return namespace(values).matmul(values, weights, precision="highest")
-    return namespace(values).matmul(values, weights)
+    return values @ weights
 
 
 def total(array: Array) -> Array:
-    """The sum over the last axis, as a `dot`."""
+    """The sum over the last axis; as a `dot`, but in PyTorch, where that would take a vector of ones from the host."""
+    if is_torch(array):
+        return array.sum(-1)
     return dot(array, constant(np.ones(array.shape[-1]), array))

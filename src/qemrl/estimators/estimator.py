@@ -8,7 +8,7 @@ Results come in the array library, dtype and device of `values`. Bad input raise
 """
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -163,6 +163,10 @@ class QEM:
     @property
     def needs(self) -> tuple[str, ...]:
         """The fields of `VarianceInputs` that V is estimated from; none where V is fixed."""
+        return self._needs
+
+    @cached_property
+    def _needs(self) -> tuple[str, ...]:  # to ask a protocol takes longer than to estimate Q
         return self.variance.needs if isinstance(self.variance, EstimatedVariance) else ()
 
     @property
@@ -183,7 +187,7 @@ class QEM:
         known = self._add_inputs(read_levels(levels, probs, self.order), variance_inputs)
         scale = norms(self.basis, self.order)
         if known.fixed:
-            return backend.like(self._fixed_weights(known) / scale[:, None], model, "levels")
+            return backend.like(_fixed_weights(self, *known.key) / scale[:, None], model, "levels")
         rows = [row / float(norm) for row, norm in zip(self._sampled_weights(known), scale, strict=True)]
         weights = namespace(rows[0]).stack(rows, axis=-2)
         return weights if self.needs else backend.like(weights, model, "levels")
@@ -195,7 +199,8 @@ class QEM:
         sample = read_sample(values, levels, probs, self.order)
         values, known = sample.values, self._add_inputs(sample.known, variance_inputs, sample.values)
         if known.fixed:
-            return sample.finish(backend.dot(values, backend.constant(self._fixed_weights(known)[0], values)))
+            weights = backend.cached_constant(values, _fixed_mean_weights, self, *known.key)
+            return sample.finish(backend.dot(values, weights))
         weights = self._sampled_mean_weights(known)
         # The weights add up to one, but only to rounding: seen from one of the values, a Q of 1000 whose spread
         # is 1 keeps its digits.
@@ -253,7 +258,7 @@ class QEM:
     ) -> Float[Array, "*batch order"]:
         values, known = sample.values, self._add_inputs(sample.known, variance_inputs, sample.values)
         if known.fixed:
-            return backend.dot(values, backend.constant(self._fixed_weights(known).T, values))
+            return backend.dot(values, backend.constant(_fixed_weights(self, *known.key).T, values))
         origin = values[..., :1]
         first, *rest = (_contract(values - origin, row) for row in self._sampled_weights(known))
         return namespace(values).stack([first + origin[..., 0], *rest], axis=-1)
@@ -279,6 +284,12 @@ class QEM:
         )
         return Levels(levels, probs, False, bool((np.diff(known.levels) > 0).all()), variance_inputs)
 
+    def weigh_sampled(
+        self, levels: Float[Array, "*batch n"], probs: Float[Array, "*batch n"] | None = None
+    ) -> Float[Array, "*batch n"]:
+        """The weights of the mean at sampled levels, which are not checked; V must be fixed."""
+        return self._sampled_mean_weights(Levels(levels, probs, fixed=False))
+
     def _sampled_mean_weights(self, known: Levels) -> Array:
         if self.full:
             return self._correlated_weights(known)[..., 0, :]
@@ -297,10 +308,6 @@ class QEM:
             root = namespace(known.probs).sqrt(known.probs)
             covariance = covariance / (root[..., :, None] * root[..., None, :])
         return correlated_weights(self.basis, self.order, known.levels, covariance)
-
-    def _fixed_weights(self, known: Levels) -> Float[np.ndarray, "order n"]:
-        probs = None if known.probs is None else known.probs.tobytes()
-        return _cached_weights(self, known.levels.tobytes(), probs)
 
     def _precision(self, known: Levels) -> Float[Array, "*batch n"] | None:
         """1/v at each level, times its probability if that is not the same for all; None if all are equal."""
@@ -328,7 +335,7 @@ removes most of the error of the draw."""
 
 
 @lru_cache(maxsize=256)
-def _cached_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, "order n"]:
+def _fixed_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, "order n"]:
     """The weights for levels that are known in advance, computed once."""
     known = Levels(np.frombuffer(levels), None if probs is None else np.frombuffer(probs), fixed=True)
     precision = qem._precision(known)
@@ -336,6 +343,10 @@ def _cached_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.nd
     weights = fixed_weights(qem.basis, qem.order, known.levels, precision)
     weights.flags.writeable = False
     return weights
+
+
+def _fixed_mean_weights(qem: QEM, levels: bytes, probs: bytes | None) -> Float[np.ndarray, " n"]:
+    return _fixed_weights(qem, levels, probs)[0]
 
 
 def _shares(probs: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:

@@ -4,6 +4,8 @@ Shapes are checked always. Numbers are checked when they can be read: not inside
 would mean waiting for an accelerator.
 """
 
+import warnings
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,11 @@ class Levels(NamedTuple):
     variance_inputs: Any = None
     """What V is estimated from, where it is."""
 
+    @property
+    def key(self) -> tuple[bytes, bytes | None]:
+        """What weights for fixed levels are kept by."""
+        return self.levels.tobytes(), None if self.probs is None else self.probs.tobytes()
+
 
 def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None) -> Levels:
     """Checked levels; those that are not fixed are in the library, dtype and device of `model`."""
@@ -33,18 +40,46 @@ def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None)
     count = levels.shape[-1]
     if order > count:
         raise ValueError(f"an expansion of order {order} needs at least {order} levels, got {count}")
-    _require(levels, "levels", "must lie in [0, 1]", lambda x: (x >= 0) & (x <= 1))
     if probs is not None:
         probs = backend.as_array(probs, "probs")
         if tuple(probs.shape) != tuple(levels.shape):
             raise ValueError(f"probs of shape {tuple(probs.shape)} for levels of shape {tuple(levels.shape)}")
-        _require(probs, "probs", "must be finite and positive", lambda x: np.isfinite(x) & (x > 0))
-    given = [levels] if probs is None else [levels, probs]
-    if levels.ndim == 1 and all(backend.is_on_host(x) and not backend.wants_gradient(x) for x in given):
-        return Levels(backend.read(levels), None if probs is None else backend.read(probs), fixed=True)
+    if levels.ndim == 1 and _is_constant(levels) and (probs is None or _is_constant(probs)):
+        return _read_fixed(backend.read(levels).tobytes(), None if probs is None else backend.read(probs).tobytes())
+    _require_levels(levels)
+    if probs is not None:
+        _require_probs(probs)
+    if levels.ndim == 1 and backend.is_torch(levels) and levels.device.type != "cpu":
+        warnings.warn(
+            f"the levels are on {levels.device}, where they cannot be read: each call solves for their weights. Give "
+            "them as NumPy, or use qemrl.torch.QEM",
+            stacklevel=4,
+        )
     model = backend.promote(levels) if model is None else model
     probs = None if probs is None else backend.like(probs, model, "probs")
     return Levels(backend.like(levels, model, "levels"), probs, fixed=False)
+
+
+def _is_constant(array: Array) -> bool:
+    return backend.is_on_host(array) and not backend.wants_gradient(array)
+
+
+@lru_cache(maxsize=256)
+def _read_fixed(levels: bytes, probs: bytes | None) -> Levels:
+    """One set of levels that can be read, which is checked once."""
+    known = Levels(np.frombuffer(levels), None if probs is None else np.frombuffer(probs), fixed=True)
+    _require_levels(known.levels)
+    if known.probs is not None:
+        _require_probs(known.probs)
+    return known
+
+
+def _require_levels(levels: Array) -> None:
+    _require(levels, "levels", "must lie in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+
+
+def _require_probs(probs: Array) -> None:
+    _require(probs, "probs", "must be finite and positive", lambda x: np.isfinite(x) & (x > 0))
 
 
 class Sample(NamedTuple):

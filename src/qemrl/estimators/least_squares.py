@@ -5,7 +5,8 @@ For sampled levels, the normal equations, batched and differentiable in any arra
 the orthonormal scale of `basis`, where the first row is the weights of the mean.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -78,23 +79,40 @@ def _normal_equations(
 ) -> tuple[list[Column], list[Scalar], list[list[Scalar]], Column]:
     """Centered columns, their means, the Cholesky factor of their covariance, and each level's share in it.
 
-    The products of columns that the covariance is made of are polynomials again, so 2·order − 2 sums over the
-    levels suffice. A ridge of one unit in the last place, relative to each column's mean square over these levels
-    and over all, keeps the factor finite when levels coincide; the constant column has none.
+    A ridge of one unit in the last place, relative to each column's mean square over these levels and over all, keeps
+    the factor finite when levels coincide; the constant column has none.
     """
     share, average = _shares(levels, precision)
-    polynomials = columns(basis, levels, 2 * order - 1)
-    sums = [1.0, *(average(column) for column in polynomials[1:])]
-    means = sums[1:order]
-    products = triple_products(basis, order)
+    if backend.is_jax(levels):
+        polynomials = columns(basis, levels, 2 * order - 1)
+        means, squares, covariance = _expand(basis, order, [1.0, *(average(column) for column in polynomials[1:])])
+        centered = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
+    else:
+        means, squares, centered, covariance = _center(columns(basis, levels, order), average)
     ridge = backend.resolution(levels)
-    covariance, ridges = [], []
-    for i in range(order - 1):
-        second = [_combine(products[:, i + 1, j + 1], sums) for j in range(i + 1)]
-        covariance.append([s - means[i] * means[j] for j, s in enumerate(second)])
-        ridges.append(ridge * (1 + second[i]))
-    centered = [column - m for column, m in zip(polynomials[1:order], means, strict=True)]
-    return centered, means, _cholesky(covariance, ridges), share
+    return centered, means, _cholesky(covariance, [ridge * (1 + square) for square in squares]), share
+
+
+def _center(
+    polynomials: list[Column], average: Callable[[Column], Scalar]
+) -> tuple[list[Scalar], list[Scalar], list[Column], list[list[Scalar]]]:
+    """Means, mean squares, centered columns and their covariance, a sum over the levels for each entry."""
+    means = [average(column) for column in polynomials[1:]]
+    centered = [column - m for column, m in zip(polynomials[1:], means, strict=True)]
+    covariance = [[average(a * b) for b in centered[: i + 1]] for i, a in enumerate(centered)]
+    return means, [row[-1] + m * m for row, m in zip(covariance, means, strict=True)], centered, covariance
+
+
+def _expand(basis: str, order: int, sums: list[Any]) -> tuple[list[Scalar], list[Scalar], list[list[Scalar]]]:
+    """Means, mean squares and covariance from 2·order − 2 sums: products of columns are polynomials again.
+
+    Fewer sums over the levels make compiled programs faster. Elsewhere, where an operation on a few numbers costs as
+    much as a sum, they do not pay.
+    """
+    means, products = sums[1:order], triple_products(basis, order)
+    second = [[_combine(products[:, i + 1, j + 1], sums) for j in range(i + 1)] for i in range(order - 1)]
+    covariance = [[s - means[i] * means[j] for j, s in enumerate(row)] for i, row in enumerate(second)]
+    return means, [row[-1] for row in second], covariance
 
 
 def _shares(levels: Column, precision: Column | None) -> tuple[Column, Callable[[Column], Scalar]]:
@@ -121,12 +139,22 @@ def _cholesky(matrix: list[list[Scalar]], ridges: list[Scalar]) -> list[list[Sca
     for i, row in enumerate(matrix):
         entries: list[Scalar] = []
         for j in range(i):
-            rest = row[j] - sum(entries[k] * factor[j][k] for k in range(j))
+            rest = _subtract(row[j], (entries[k] * factor[j][k] for k in range(j)))
             entries.append(rest / factor[j][j])
-        pivot = row[i] - sum(entry * entry for entry in entries)
+        pivot = _subtract(row[i], (entry * entry for entry in entries))
         xp = backend.namespace(pivot)
         factor.append([*entries, xp.sqrt(xp.maximum(pivot, 0 * pivot) + ridges[i])])
     return factor
+
+
+def _subtract(first: Array, terms: Iterator[Array]) -> Array:
+    """The first less the sum of the terms, of which there may be none."""
+    total = next(terms, None)
+    if total is None:
+        return first
+    for term in terms:
+        total = total + term
+    return first - total
 
 
 def _solve(factor: list[list[Scalar]], right: list[Array]) -> list[Array]:
@@ -134,10 +162,10 @@ def _solve(factor: list[list[Scalar]], right: list[Array]) -> list[Array]:
     size = len(factor)
     forward: list[Array] = []
     for i in range(size):
-        rest = right[i] - sum(factor[i][k] * forward[k] for k in range(i))
+        rest = _subtract(right[i], (factor[i][k] * forward[k] for k in range(i)))
         forward.append(rest / factor[i][i])
     solution: list[Array] = [None] * size
     for i in reversed(range(size)):
-        rest = forward[i] - sum(factor[k][i] * solution[k] for k in range(i + 1, size))
+        rest = _subtract(forward[i], (factor[k][i] * solution[k] for k in range(i + 1, size)))
         solution[i] = rest / factor[i][i]
     return solution

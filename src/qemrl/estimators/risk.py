@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-import array_api_compat as compat
 import numpy as np
 from jaxtyping import Float
 from scipy import special
@@ -27,7 +26,7 @@ from scipy import special
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.estimator import EmpiricalMean, Requirement
-from qemrl.estimators.inputs import Levels, read_levels, read_sample
+from qemrl.estimators.inputs import read_levels, read_sample
 
 SMALLEST_EXPONENT = 0.3
 """Of CPW. Below about 0.2792 its β is not increasing, and just above that hardly so."""
@@ -56,16 +55,17 @@ class _LinearMeasure(Protocol):
         model = backend.as_array(levels, "levels")
         known = read_levels(levels, probs, order=1)
         if known.fixed:
-            return backend.like(_fixed_weights(self, known)[None].copy(), model, "levels")
-        return backend.like(_cell_weights(self, known.levels, known.probs)[..., None, :], model, "levels")
+            return backend.like(_fixed_weights(self, *known.key)[None].copy(), model, "levels")
+        return backend.like(weigh_cells(self, known.levels, known.probs)[..., None, :], model, "levels")
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q."""
         sample = read_sample(values, levels, probs, order=1)
         values, known, _ = sample
         if known.fixed:
-            return sample.finish(backend.dot(values, backend.constant(_fixed_weights(self, known), values)))
-        weights = _cell_weights(self, known.levels, known.probs)
+            weights = backend.cached_constant(values, _fixed_weights, self, *known.key)
+            return sample.finish(backend.dot(values, weights))
+        weights = weigh_cells(self, known.levels, known.probs)
         # Seen from one of the values, because weights in single precision add up to one only to rounding.
         origin = values[..., :1]
         distances = values - origin
@@ -188,19 +188,15 @@ class MeanStd:
         return backend.in_dtype(moments.mean - float(self.penalty) * std, given.dtype)
 
 
-def _fixed_weights(measure: _LinearMeasure, known: Levels) -> Float[np.ndarray, " n"]:
-    return _cached_weights(measure, known.levels.tobytes(), None if known.probs is None else known.probs.tobytes())
-
-
 @lru_cache(maxsize=256)
-def _cached_weights(measure: _LinearMeasure, levels: bytes, probs: bytes | None) -> Float[np.ndarray, " n"]:
+def _fixed_weights(measure: _LinearMeasure, levels: bytes, probs: bytes | None) -> Float[np.ndarray, " n"]:
     """The weights for levels that are known in advance, computed once."""
-    weights = _cell_weights(measure, np.frombuffer(levels), None if probs is None else np.frombuffer(probs))
+    weights = weigh_cells(measure, np.frombuffer(levels), None if probs is None else np.frombuffer(probs))
     weights.flags.writeable = False
     return weights
 
 
-def _cell_weights(
+def weigh_cells(
     measure: _LinearMeasure, levels: Float[Array, "*batch n"], probs: Float[Array, "*batch n"] | None
 ) -> Float[Array, "*batch n"]:
     """The weight of each value, from the shares below the boundaries between them, in the order of the levels."""
@@ -233,9 +229,9 @@ def _with_limits(shares: Boundaries, ends: Boundaries) -> Boundaries:
 
 
 def _normal_cdf(z: Array) -> Array:
-    if compat.is_jax_array(z):
+    if backend.is_jax(z):
         return 0.5 * sys.modules["jax"].lax.erfc(-math.sqrt(0.5) * z)
-    if compat.is_torch_array(z):
+    if backend.is_torch(z):
         return sys.modules["torch"].special.ndtr(z)
     return special.ndtr(z)
 

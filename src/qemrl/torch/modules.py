@@ -280,6 +280,13 @@ def make_module(statistic: Statistic, levels: LevelsOrCount = None, probs: Any =
     return Linear(statistic, levels, probs, **options)
 
 
+def left_truncated_std(values: Tensor) -> Tensor:
+    """DLTV's σ₊ = (1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})²)^½ of values (*batch, n), which are put in order first."""
+    ordered = values.sort(dim=-1).values
+    median = ordered[..., (values.shape[-1] - 1) // 2, None]
+    return ((ordered - median).clamp_min(0) ** 2).mean(-1).div(2).sqrt()
+
+
 def _require_fixed_variance(qem: estimators.QEM) -> Any:
     if qem.needs:
         name = type(qem.variance).__name__

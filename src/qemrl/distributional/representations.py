@@ -28,8 +28,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from qemrl.distributional.bellman import project_categorical
-from qemrl.distributional.losses import categorical_cross_entropy, huber, quantile_huber
+from qemrl.distributional.losses import categorical_cross_entropy, huber, project_categorical, quantile_huber
 from qemrl.estimators import Statistic
 from qemrl.estimators.levels import cumulative_levels, midpoints, stratified_levels, uniform_levels
 from qemrl.networks.heads import ActionStreams

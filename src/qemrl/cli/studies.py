@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +11,12 @@ import tyro
 from rich.markup import escape
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, show_status, table, usage
+from qemrl.cli.console import failures, print_table, require, require_folder, show_status, table, usage
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
     from qemrl.experiments.statistics import Interval
     from qemrl.plotting.distributions import Episode
-    from qemrl.training.callbacks import Callback
     from qemrl.training.config import RunConfig
 
 DEMO_PRESETS = ("qr-dqn", "qem-dqn")
@@ -47,7 +45,7 @@ def compare(
         num_seeds: How many seeds each preset gets, all of them at once; 3 for new runs.
         seed: The first seed; 0 for new runs.
     """
-    _require_folder(out)
+    require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
     from qemrl.training.config import configure
 
@@ -70,7 +68,7 @@ def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
         steps: How many steps each seed learns for.
         seed: The first of the two seeds.
     """
-    _require_folder(out)
+    require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
 
     with usage():
@@ -100,7 +98,7 @@ def show(
     require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
     require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
     folder = run / "show" if out is None else out
-    _require_folder(folder)
+    require_folder(folder)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
     from qemrl import api
     from qemrl.experiments.episodes import watch_episode, write_episode
@@ -114,10 +112,6 @@ def show(
     _print_moments(episode)
     for path in write_episode(episode, folder):
         print(f"wrote {path}")
-
-
-def _require_folder(out: Path) -> None:
-    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
 
 
 def _print_moments(episode: "Episode") -> None:
@@ -156,7 +150,8 @@ def _curve_number(episode: "Episode", curve: int) -> str:
 
 def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     from qemrl.experiments import compare as comparing
-    from qemrl.training.train import Stopped
+    from qemrl.training.callbacks import show_progress
+    from qemrl.training.train import Stopped, train
 
     directories = []
     for config in configs:
@@ -165,23 +160,18 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
             directory = comparing.prepare(config, path)
         if directory.done:
             print(f"{config.preset}: finished already, in {path}")
-        try:
-            with failures():
-                comparing.complete(config, directory, _show_progress)
-        except Stopped as stop:
-            print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
-            sys.exit(128 + stop.signal_number)
+        else:
+            try:
+                with failures(), show_progress(config) as callback:
+                    train(config, directory, callback)
+            except Stopped as stop:
+                print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
+                sys.exit(128 + stop.signal_number)
         directories.append(directory)
     comparison = comparing.compare(directories)
     _print_results(comparison)
     for path in comparing.write_comparison(comparison, out):
         print(f"wrote {path}")
-
-
-def _show_progress(config: "RunConfig") -> "AbstractContextManager[Callback]":
-    from qemrl.training.callbacks import show_progress
-
-    return show_progress(config)
 
 
 def _print_results(comparison: "Comparison") -> None:

@@ -10,17 +10,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from qemrl.envs.gym.host_envs import (
-    HostEnvs,
-    InProcessEnvs,
-    MissingPackage,
-    NonFiniteError,
-    UnknownEnvironment,
-    UnsupportedEnvironment,
-    is_atari,
-    make_host_envs,
-)
-from qemrl.envs.gym.spaces import USUAL_BOUNDS
+from qemrl.envs.gym.catalog import MissingPackage, UnknownEnvironment, is_atari
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
+from qemrl.envs.gym.in_process import InProcessEnvs
+from qemrl.envs.gym.spaces import USUAL_BOUNDS, NonFiniteError
+from qemrl.types import UnsupportedEnvironment
 
 MODES = list(AutoresetMode)
 ACTIONS = np.random.default_rng(0).integers(0, 3, (2, 200))

@@ -19,7 +19,7 @@ from written_runs import HOSTILE, write_run
 
 from qemrl import api
 from qemrl.cli.console import UsageError
-from qemrl.cli.report import report
+from qemrl.cli.studies import report
 from qemrl.experiments.episodes import play_episode
 from qemrl.experiments.runs import read_runs
 from qemrl.plotting.style import format_steps, shorten_labels

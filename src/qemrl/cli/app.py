@@ -19,8 +19,7 @@ from tyro.extras import SubcommandApp
 import qemrl
 from qemrl.cli import runs as cli_runs
 from qemrl.cli.console import UsageError, print_table, require, require_folder, show_status, table
-from qemrl.cli.report import report
-from qemrl.cli.studies import compare, demo, show
+from qemrl.cli.studies import compare, demo, report, show
 from qemrl.cli.sweep import sweep
 from qemrl.config.suggestions import nearest
 from qemrl.experiments.statistics import Interval

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import AgentState, InspectableAgent, View
-from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
+from qemrl.envs.gym.host_envs import HostEnvs
+from qemrl.envs.gym.spaces import NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.evaluation import make_act, play_in_host_envs
 from qemrl.training.pytrees import flatten, unflatten

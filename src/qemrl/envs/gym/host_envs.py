@@ -10,19 +10,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from jaxtyping import Bool, Float, Int
 
 from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
-from qemrl.envs.gym.catalog import (
-    MissingPackage,
-    UnknownEnvironment,
-    find_environment,
-    ignore_age_warnings,
-    is_atari,
-    missing_package,
-)
+from qemrl.envs.gym.catalog import find_environment, ignore_age_warnings, is_atari, missing_package
 from qemrl.envs.gym.histories import Histories, episode_seed, schedule_replay
 from qemrl.envs.gym.in_process import InProcessEnvs
 from qemrl.envs.gym.spaces import (
-    NonFiniteError,
-    UnsupportedEnvironment,
     describe_spaces,
     read_actions,
     read_masks,
@@ -30,20 +21,7 @@ from qemrl.envs.gym.spaces import (
     read_rewards,
     write_actions,
 )
-from qemrl.types import Actions
-
-__all__ = [
-    "HostEnvs",
-    "HostReset",
-    "HostStep",
-    "InProcessEnvs",
-    "MissingPackage",
-    "NonFiniteError",
-    "UnknownEnvironment",
-    "UnsupportedEnvironment",
-    "is_atari",
-    "make_host_envs",
-]
+from qemrl.types import Actions, UnsupportedEnvironment
 
 Mask = Bool[np.ndarray, "envs actions"] | None
 """The actions allowed in each environment; None where all are always allowed."""

@@ -308,11 +308,10 @@ def load(path: str | Path, seed: int | None = None) -> TrainableAgent:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
     alone = replace(config, seed=seed, num_seeds=1)
     agent = TrainableAgent(alone, describe_environment(alone))
-    found = read_params(config, agent.spec, directory.checkpoints)
+    found = read_params(config, agent.spec, directory.checkpoints, seed)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")
-    params = found.params[config.seeds.index(seed)]
-    agent._loaded = _LoadedRun(directory.path, found.step, params, config.num_seeds > 1)
+    agent._loaded = _LoadedRun(directory.path, *found, config.num_seeds > 1)
     return agent
 
 

@@ -175,10 +175,10 @@ def test_parameters_of_a_compiled_run_are_found_for_each_seed(tmp_path):
     config = configure("dqn", "probe/1", 100, num_seeds=2)
     loop = make_loop(config)
     checkpoint.save(tmp_path, 0, loop.arrays(), {})
-    found = read_params(config, describe_environment(config), tmp_path)
-    assert found is not None
-    for index in range(2):
-        jax.tree.map(np.testing.assert_array_equal, found.params[index], loop.params(index))
+    for index, seed in enumerate(config.seeds):
+        found = read_params(config, describe_environment(config), tmp_path, seed)
+        assert found is not None
+        jax.tree.map(np.testing.assert_array_equal, found, (0, loop.params(index)))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import AgentState
 from qemrl.distributional.representations import ImplicitQuantiles
 from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
-from qemrl.envs.jax.box_probes import BOX_PROBES
-from qemrl.envs.jax.probes import PROBES
+from qemrl.envs.jax.probes import BOX_PROBES, PROBES
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.schedule import Accumulator, Keys

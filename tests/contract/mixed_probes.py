@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qemrl.envs.jax.box_probes import BOX_PROBES, BoxProbe
 from qemrl.envs.jax.env import JaxEnv, Outcome
-from qemrl.envs.jax.probes import PROBES, Probe
+from qemrl.envs.jax.probes import BOX_PROBES, PROBES
 from qemrl.envs.jax.registry import make_jax_env
 from qemrl.types import ActionBox, EnvSpec
 
-ALL: dict[str, Probe | BoxProbe] = {**PROBES, **BOX_PROBES}
+ALL = PROBES | BOX_PROBES
 
 
 def mixed_probes(names: tuple[str, ...]) -> JaxEnv:

@@ -19,8 +19,8 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetwo
 from qemrl.agents.agent import AgentState
 from qemrl.agents.presets import AgentConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.env import JaxEnv, limit_time
+from qemrl.envs.jax.probes import BOX_PROBES
 from qemrl.envs.jax.registry import make_jax_env
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay import ReplayConfig

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qemrl.distributional.bellman import backup, project_categorical
+from qemrl.distributional.losses import backup, project_categorical
 from qemrl.types import ReturnDist
 
 

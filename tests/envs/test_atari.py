@@ -262,17 +262,10 @@ def test_making_contradicts_too():
         make_host_envs("ALE/Pong-v5", 1, protocol=ATARI_PROTOCOLS["paper"])
     with pytest.raises(ValueError, match="CartPole-v1 is no Atari game"):
         make_host_envs("CartPole-v1", 1, protocol=ATARI_PROTOCOLS["paper"])
-    with pytest.raises(ValueError, match="frameskip, repeat_action_probability cannot be set"):
-        make_host_envs("ALE/Pong-v5", 1, parameters={"frameskip": 4, "repeat_action_probability": 0.0, "mode": 0})
     with pytest.raises(ValueError, match=r"sticky_actions is a probability, got 1\.5"):
         AtariProtocol("odd", sticky_actions=1.5)
     with pytest.raises(ValueError, match="frame_skip must be at least 1, got 0"):
         AtariProtocol("odd", frame_skip=0)
-
-
-def test_difficulty_reaches_the_game():
-    easy, hard = (make_atari("ALE/Breakout-v5", parameters={"difficulty": level}) for level in (0, 1))
-    assert (play(easy, 0, [0] * 3)[0] != play(hard, 0, [0] * 3)[0]).any()
 
 
 def test_pictures_are_the_screen_in_color():

@@ -11,18 +11,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from qemrl.envs.gym.catalog import missing_package
-from qemrl.envs.gym.host_envs import (
-    HostEnvs,
-    InProcessEnvs,
-    NonFiniteError,
-    UnknownEnvironment,
-    UnsupportedEnvironment,
-    make_host_envs,
-)
+from qemrl.envs.gym.catalog import UnknownEnvironment, missing_package
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
+from qemrl.envs.gym.in_process import InProcessEnvs
 from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
+from qemrl.envs.gym.spaces import NonFiniteError
 from qemrl.envs.jax.env import JaxEnv, Outcome
-from qemrl.types import ActionBox, EnvSpec
+from qemrl.types import ActionBox, EnvSpec, UnsupportedEnvironment
 
 
 class Echo(gymnasium.Env):

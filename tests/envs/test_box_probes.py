@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.env import autoreset_step
-from qemrl.envs.jax.probes import LIMIT, PROBES
+from qemrl.envs.jax.probes import BOX_PROBES, LIMIT, PROBES
 from qemrl.envs.jax.registry import make_jax_env
 
 ALL = sorted(BOX_PROBES)
@@ -74,7 +73,7 @@ def test_the_values_are_the_discounted_sums_of_rewards_that_the_best_actions_get
         sums[now] = ahead
     values = BOX_PROBES[name].values(discount)
     tolerance = 6 * 2 / math.sqrt(STEPS) if name == "c7" else 1e-5
-    for observation, value in zip(BOX_PROBES[name].observations, values, strict=True):
+    for observation, (value,) in zip(BOX_PROBES[name].observations, values, strict=True):
         here = sums[:-200][seen[:-200, 0] == observation]
         assert len(here) > 1000
         assert abs(here.mean() - value) < tolerance
@@ -109,7 +108,7 @@ def test_no_action_of_the_box_is_better_than_the_best(name):
             place = probe.observations.index(observation)
             best = int(np.argmax(outcomes.reward))
             assert tried[best] == pytest.approx(probe.best_actions[place], abs=1e-6)
-            assert float(outcomes.reward[best]) == pytest.approx(probe.values(0.9)[place], abs=1e-6)
+            assert float(outcomes.reward[best]) == pytest.approx(probe.values(0.9)[place][0], abs=1e-6)
             assert np.sort(outcomes.reward)[-2] < outcomes.reward[best] - 1e-4, "there is one best action"
 
 
@@ -131,7 +130,7 @@ def test_truncation_never_terminates_and_would_be_worth_less_as_a_termination():
     _, outcomes = play("c6")
     assert not outcomes.terminated.any()
     assert np.flatnonzero(outcomes.truncated).tolist() == list(range(LIMIT - 1, STEPS, LIMIT))
-    assert BOX_PROBES["c6"].values(0.99)[0] > LIMIT
+    assert BOX_PROBES["c6"].values(0.99)[0][0] > LIMIT
 
 
 def test_only_the_probe_of_truncation_truncates():

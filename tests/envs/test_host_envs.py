@@ -10,17 +10,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from qemrl.envs.gym.host_envs import (
-    HostEnvs,
-    InProcessEnvs,
-    MissingPackage,
-    NonFiniteError,
-    UnknownEnvironment,
-    UnsupportedEnvironment,
-    is_atari,
-    make_host_envs,
-)
-from qemrl.envs.gym.spaces import USUAL_BOUNDS
+from qemrl.envs.gym.catalog import MissingPackage, UnknownEnvironment, is_atari
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
+from qemrl.envs.gym.in_process import InProcessEnvs
+from qemrl.envs.gym.spaces import USUAL_BOUNDS, NonFiniteError
+from qemrl.types import UnsupportedEnvironment
 
 MODES = list(AutoresetMode)
 ACTIONS = np.random.default_rng(0).integers(0, 3, (2, 200))
@@ -112,7 +106,7 @@ class Drifting(gymnasium.Env):
         return np.array([shown], np.float32), 1.0, self.age >= self.length, False, {}
 
 
-for kind in (Counting, Masked, MaskedByMethod, Broken, Drifting):
+for kind in (Counting, Masked, MaskedByMethod, Drifting):
     gymnasium.register(f"{kind.__name__}-v0", f"{__name__}:{kind.__name__}")
 
 
@@ -191,7 +185,7 @@ def test_masks_are_asked_of_a_method_where_there_is_one():
 
 
 def test_an_observation_without_an_allowed_action_is_an_error():
-    envs = make_host_envs("Broken-v0", 2, parameters={"allowed": False})
+    envs = HostEnvs(InProcessEnvs(partial(Broken, allowed=False), 2), "Broken-v0")
     envs.reset(0)
     envs.step(np.array([0, 0]))
     with pytest.raises(ValueError, match=r"environment 1 .*allows no action"):
@@ -225,7 +219,7 @@ def test_arrays_of_a_step_stay_as_they_were():
 
 
 def test_time_limits_truncate_and_falls_terminate():
-    envs = make_host_envs("CartPole-v1", 2, parameters={"max_episode_steps": 4})
+    envs = HostEnvs(InProcessEnvs(partial(gymnasium.make, "CartPole-v1", max_episode_steps=4), 2), "CartPole-v1")
     envs.reset(0)
     steps = [envs.step(np.array([k % 2, k % 2])) for k in range(4)]
     assert steps[-1].truncated.all()
@@ -397,7 +391,7 @@ def test_a_state_of_other_environments_is_refused():
     ],
 )
 def test_numbers_that_are_not_finite_are_named(parameters, message):
-    envs = make_host_envs("Broken-v0", 2, parameters=parameters)
+    envs = HostEnvs(InProcessEnvs(partial(Broken, **parameters), 2), "Broken-v0")
     envs.reset(0)
     envs.step(np.array([0, 0]))
     with pytest.raises(NonFiniteError, match=message):

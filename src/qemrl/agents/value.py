@@ -16,7 +16,7 @@ from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimizer import AdamConfig, apply_gradient, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
 from qemrl.agents.target_networks import Online
-from qemrl.distributional.bellman import backup
+from qemrl.distributional.losses import backup
 from qemrl.distributional.representations import (
     FixedQuantiles,
     Purpose,

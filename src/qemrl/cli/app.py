@@ -18,9 +18,8 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl.cli import runs as cli_runs
-from qemrl.cli.console import UsageError, print_table, require, show_status, table
-from qemrl.cli.report import report
-from qemrl.cli.studies import compare, demo, show
+from qemrl.cli.console import UsageError, print_table, require, require_folder, show_status, table
+from qemrl.cli.studies import compare, demo, report, show
 from qemrl.cli.sweep import sweep
 from qemrl.config.suggestions import nearest
 from qemrl.experiments.statistics import Interval
@@ -77,7 +76,7 @@ def fits(
     require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
     require(trials >= 1, f"--trials must be at least 1; got {trials}")
     require(seed >= 0, f"--seed must not be negative; got {seed}")
-    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    require_folder(out)
     from qemrl.paper import fits as fitting
 
     with show_status("fitting four distributions"):
@@ -122,7 +121,7 @@ def reproduce(
         hint = f"did you mean `{near}`?" if near else "`qemrl list` shows all"
         raise UsageError(f"there is no item `{name}`; {hint}")
     require(seed >= 0, f"--seed must not be negative; got {seed}")
-    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    require_folder(out)
     chosen = ITEMS if name == "all" else (BY_NAME[name],)
     finished: list[str] = []
     try:

@@ -27,6 +27,11 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def require_folder(out: Path) -> None:
+    """Raise a `UsageError` unless results can be put into this folder, which need not be there yet."""
+    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+
+
 def show_status(what: str) -> Status:
     """A sign of life in a terminal, while something runs that takes seconds."""
     return Console(stderr=True).status(f"{what} …")

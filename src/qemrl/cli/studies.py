@@ -1,24 +1,24 @@
-"""The commands that train or look at several things and draw a figure: `show`, `compare` and `demo`."""
+"""The commands that compare runs or look at what they learned: `compare`, `demo`, `show` and `report`."""
 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import rich
 import tyro
 from rich.markup import escape
+from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, show_status, table, usage
+from qemrl.cli.console import UsageError, failures, print_table, require, require_folder, show_status, table, usage
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
     from qemrl.experiments.statistics import Interval
     from qemrl.plotting.distributions import Episode
-    from qemrl.training.callbacks import Callback
+    from qemrl.report.content import Content
     from qemrl.training.config import RunConfig
 
 DEMO_PRESETS = ("qr-dqn", "qem-dqn")
@@ -47,7 +47,7 @@ def compare(
         num_seeds: How many seeds each preset gets, all of them at once; 3 for new runs.
         seed: The first seed; 0 for new runs.
     """
-    _require_folder(out)
+    require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
     from qemrl.training.config import configure
 
@@ -70,7 +70,7 @@ def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
         steps: How many steps each seed learns for.
         seed: The first of the two seeds.
     """
-    _require_folder(out)
+    require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
 
     with usage():
@@ -100,7 +100,7 @@ def show(
     require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
     require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
     folder = run / "show" if out is None else out
-    _require_folder(folder)
+    require_folder(folder)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
     from qemrl import api
     from qemrl.experiments.episodes import watch_episode, write_episode
@@ -116,8 +116,80 @@ def show(
         print(f"wrote {path}")
 
 
-def _require_folder(out: Path) -> None:
-    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+def report(
+    directory: Positional[Path],
+    out: Path,
+    figures: Path | None = None,
+    pdf: Path | None = None,
+    agents: bool = True,
+    seed: int = 0,
+) -> None:
+    """Make one HTML page about all runs below a folder: curves, scores with intervals, settings, saved agents.
+
+    The page needs neither a server nor the network. Runs may be those of `sweep`, `compare` or `train`, finished or
+    not; results of `reproduce` below the folder become the paper's ledger. The same runs give the same bytes. What is
+    printed is how far each algorithm ends above the one that is nearest to it.
+
+    Args:
+        directory: The folder, or a single run directory.
+        out: The page, FILE.html; one that is there is replaced.
+        figures: A folder for the figures as PNG, SVG and PDF.
+        pdf: A file for all figures as one PDF.
+        agents: Load one saved agent of each algorithm and task, and show the return distributions that it predicts;
+            this takes some seconds for each.
+        seed: The seed of the bootstrap.
+    """
+    require(out.suffix in (".html", ".htm"), f"--out must be a file that ends in .html; got {out}")
+    require(not out.is_dir(), f"--out must be a file, and {out} is a folder")
+    require(figures is None or not figures.exists() or figures.is_dir(), f"--figures must be a folder; got {figures}")
+    require(
+        pdf is None or (pdf.suffix == ".pdf" and not pdf.is_dir()), f"--pdf must be a file that ends in .pdf; got {pdf}"
+    )
+    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments of saved agents are made without a window
+    from qemrl.report.content import gather
+    from qemrl.report.figures import write_figures, write_pdf
+    from qemrl.report.page import make_page
+    from qemrl.training.run_directory import write_atomic
+
+    with show_status("reading runs") as status, usage():
+        content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"))
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(out, make_page(content))
+            paths = [out]
+            if figures is not None:
+                paths += write_figures(content, figures)
+            if pdf is not None:
+                write_pdf(content, pdf)
+                paths.append(pdf)
+        except OSError as error:
+            raise UsageError(f"{error}; choose another place with --out, --figures and --pdf") from error
+    for each in content.collection.unreadable:
+        print(f"note: {each.name} is left out: {each.reason}")
+    if content.results.differences:
+        print_table(differences_table(content))
+    for path in paths:
+        print(f"wrote {path}")
+
+
+def differences_table(content: "Content") -> Table:
+    """How far algorithms end above those before them that are nearest in settings, by task if there are few."""
+    from qemrl.report.markup import format_ends, format_number
+
+    results = content.results
+    title = "Last evaluations minus those of the nearest algorithm, paired by seed"
+    shown = table(title, "algorithm", "minus", "task", ">pairs", ">difference", "95% interval", "")
+    for env in (*content.few_envs, None):
+        for arm, (interval, pairs) in results.gains(content.nearest, env).items():
+            against = content.nearest[arm]
+            scale = 1.0 if env is None else max(abs(results.final[one, env].value) for one in (arm, against))
+            names = (arm, against, "all, normalized" if env is None else env)
+            words = interval.verdict if interval.excludes(0.0) else ""
+            rest = (str(pairs), format_number(interval.value, scale), format_ends(interval, scale), words)
+            shown.add_row(*map(escape, (*names, *rest)))
+        shown.add_section()
+    return shown
 
 
 def _print_moments(episode: "Episode") -> None:
@@ -156,7 +228,8 @@ def _curve_number(episode: "Episode", curve: int) -> str:
 
 def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     from qemrl.experiments import compare as comparing
-    from qemrl.training.train import Stopped
+    from qemrl.training.callbacks import show_progress
+    from qemrl.training.train import Stopped, train
 
     directories = []
     for config in configs:
@@ -165,23 +238,18 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
             directory = comparing.prepare(config, path)
         if directory.done:
             print(f"{config.preset}: finished already, in {path}")
-        try:
-            with failures():
-                comparing.complete(config, directory, _show_progress)
-        except Stopped as stop:
-            print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
-            sys.exit(128 + stop.signal_number)
+        else:
+            try:
+                with failures(), show_progress(config) as callback:
+                    train(config, directory, callback)
+            except Stopped as stop:
+                print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
+                sys.exit(128 + stop.signal_number)
         directories.append(directory)
     comparison = comparing.compare(directories)
     _print_results(comparison)
     for path in comparing.write_comparison(comparison, out):
         print(f"wrote {path}")
-
-
-def _show_progress(config: "RunConfig") -> "AbstractContextManager[Callback]":
-    from qemrl.training.callbacks import show_progress
-
-    return show_progress(config)
 
 
 def _print_results(comparison: "Comparison") -> None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import print_table, require, show_status, table, usage
+from qemrl.cli.console import print_table, require, require_folder, show_status, table, usage
 
 if TYPE_CHECKING:
     from qemrl.experiments.engines import Engine, Needs
@@ -59,7 +59,7 @@ def sweep(
     require(memory_per_run is None or memory_per_run > 0, f"--memory-per-run must be positive; got {memory_per_run}")
     require(retries >= 0, f"--retries must not be negative; got {retries}")
     require(0 < trial_seconds < 1e6, f"--trial-seconds must be positive; got {trial_seconds:g}")
-    require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+    require_folder(out)
     _check_engine(engine, address, cores, gpus_per_run)
     from qemrl.experiments.forecast import estimate_needs
     from qemrl.experiments.grid import read_grid

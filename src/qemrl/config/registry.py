@@ -24,7 +24,7 @@ from qemrl.agents.names import EnvFamily
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS, AgentConfig
 from qemrl.agents.target_networks import EMA, Online, Snapshots
-from qemrl.config.serialize import is_record
+from qemrl.config.serialize import is_default, is_record
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
 from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
 from qemrl.envs.gym.atari import ATARI_PROTOCOLS
@@ -165,17 +165,10 @@ def make_part(path: str, name: str, present: Any, agent: type[AgentConfig], fami
     bonus = getattr(part, "bonus", None)
     if isinstance(bonus, QEMStdBonus) and isinstance(estimator, QEM) and estimator.order > 1:
         part = replace(part, bonus=replace(bonus, estimator=estimator.with_fixed_variance))
-    kept = [field for field in axis.kept if hasattr(present, field) and _has_default(axis.parts[name], field)]
+    named = axis.parts[name]
+    free = {field.name for field in fields(named) if is_default(named, field)}
+    kept = [field for field in axis.kept if hasattr(present, field) and field in free]
     return replace(part, **{field: getattr(present, field) for field in kept}) if kept else part
-
-
-def _has_default(record: Any, name: str) -> bool:
-    """Whether a field is there, and as its class has it."""
-    field = next((field for field in fields(record) if field.name == name), None)
-    if field is None:
-        return False
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return getattr(record, name) == default
 
 
 def _find(record: Any, path: str) -> Any:

@@ -44,7 +44,7 @@ def without_defaults(value: Any) -> Any:
         return [without_defaults(item) for item in value]
     if not is_record(value):
         return to_json(value)
-    kept = [field.name for field in dataclasses.fields(value) if not _is_default(value, field)]
+    kept = [field.name for field in dataclasses.fields(value) if not is_default(value, field)]
     return {_TYPE: type(value).__name__} | {name: without_defaults(getattr(value, name)) for name in kept}
 
 
@@ -53,7 +53,8 @@ def read_value(data: Any, annotation: Any, path: str) -> Any:
     return _read(data, annotation, {}, path)
 
 
-def _is_default(record: Any, field: dataclasses.Field) -> bool:
+def is_default(record: Any, field: dataclasses.Field) -> bool:
+    """Whether a field is as its class has it."""
     if not field.init:
         return True
     factory = field.default_factory

@@ -28,9 +28,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from qemrl.distributional.bellman import project_categorical
-from qemrl.distributional.losses import categorical_cross_entropy, huber, quantile_huber
+from qemrl.distributional.losses import categorical_cross_entropy, huber, project_categorical, quantile_huber
 from qemrl.estimators import Statistic
+from qemrl.estimators.estimator import Content
 from qemrl.estimators.levels import cumulative_levels, midpoints, stratified_levels, uniform_levels
 from qemrl.networks.heads import ActionStreams
 from qemrl.networks.layers import Key, LayerNorm, Linear
@@ -46,10 +46,6 @@ GATES: dict[Gate, Callable[[Array], Array]] = {"relu": jax.nn.relu, "sigmoid": j
 
 Features = Float[Array, "batch features"]
 Actions = Int[Array, " batch"]
-
-
-Content = Literal["mean", "distribution", "quantiles"]
-"""What a representation holds and what an estimator asks for; each holds all that the one before it does."""
 
 CONTENTS: tuple[Content, ...] = get_args(Content)
 

@@ -34,15 +34,15 @@ class Moments(NamedTuple):
     excess_kurtosis: Float[Array, "*batch"]
 
 
-Requirement = Literal["mean", "distribution", "quantiles"]
-"""What must be known of the returns: their mean is enough, or a distribution of any form, or quantiles of it."""
+Content = Literal["mean", "distribution", "quantiles"]
+"""What is known of returns: the mean, a distribution of any form, or quantiles; each holds all the one before does."""
 
 
 @runtime_checkable
 class Statistic(Protocol):
     """What agents ask of a number that they maximize: Q, by an `Estimator`, or a risk measure."""
 
-    requires: ClassVar[Requirement]
+    requires: ClassVar[Content]
     """What must be known of the returns."""
 
     @property
@@ -77,7 +77,7 @@ class Estimator(Statistic, Protocol):
 class EmpiricalMean:
     """The plain mean of the quantiles, as in QR-DQN and IQN; its moments are those of the quantiles."""
 
-    requires: ClassVar[Requirement] = "mean"
+    requires: ClassVar[Content] = "mean"
     min_quantiles = 1
     needs = ()
 
@@ -126,7 +126,7 @@ class QEM:
     basis: BasisName = "hermite"
     """`hermite`: He_0 … He_{order−1} of z = Φ⁻¹(τ), the paper's choice. `legendre`: shifted Legendre in τ."""
 
-    requires: ClassVar[Requirement] = "quantiles"
+    requires: ClassVar[Content] = "quantiles"
 
     def __post_init__(self) -> None:
         if isinstance(self.variance, str):

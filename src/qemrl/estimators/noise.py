@@ -23,7 +23,8 @@ class Noise(Protocol):
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
-        ...
+        products = np.einsum("...ij,...j->...i", self.covariance(distribution, levels), weights)
+        return np.einsum("...i,...i->...", weights, products)
 
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
@@ -33,7 +34,7 @@ class Noise(Protocol):
 
 
 @dataclass(frozen=True)
-class IndependentNoise:
+class IndependentNoise(Noise):
     """Independent errors with a variance for each level: the paper's assumption."""
 
     variance: VarianceModel = ConstantVariance()
@@ -56,17 +57,11 @@ class IndependentNoise:
 
 
 @dataclass(frozen=True)
-class SampleQuantileNoise:
+class SampleQuantileNoise(Noise):
     """The errors of the empirical quantiles of independent returns: (min(s,t) − st) / (n f_s f_t)."""
 
     num_samples: int = 1
     """n, the number of returns."""
-
-    def error_variance(
-        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[Array, "*batch"]:
-        """The variance of Σ weights · errors."""
-        return _quadratic(weights, self.covariance(distribution, levels))
 
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
@@ -77,17 +72,11 @@ class SampleQuantileNoise:
 
 
 @dataclass(frozen=True)
-class SGDNoise:
+class SGDNoise(Noise):
     """The stationary errors of quantile regression with a constant step a: a (min(s,t) − st) / (f_s + f_t)."""
 
     step: float = 1.0
     """a, the step size."""
-
-    def error_variance(
-        self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
-    ) -> Float[Array, "*batch"]:
-        """The variance of Σ weights · errors."""
-        return _quadratic(weights, self.covariance(distribution, levels))
 
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
@@ -101,9 +90,3 @@ def _bridge(levels: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch 
     """The covariance min(s, t) − st of the indicators 1{τ ≤ s}, a Brownian bridge."""
     rows, cols = levels[..., :, None], levels[..., None, :]
     return np.minimum(rows, cols) - rows * cols
-
-
-def _quadratic(
-    weights: Float[np.ndarray, "*batch n"], matrix: Float[np.ndarray, "*batch n n"]
-) -> Float[Array, "*batch"]:
-    return np.einsum("...i,...i->...", weights, np.einsum("...ij,...j->...i", matrix, weights))

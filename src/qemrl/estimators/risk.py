@@ -25,7 +25,7 @@ from scipy import special
 
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
-from qemrl.estimators.estimator import EmpiricalMean, Requirement
+from qemrl.estimators.estimator import Content, EmpiricalMean
 from qemrl.estimators.inputs import read_levels, read_sample
 
 SMALLEST_EXPONENT = 0.3
@@ -46,7 +46,7 @@ class _Cells(NamedTuple):
 class _LinearMeasure(Protocol):
     """A weighted sum of the values, by the share of the weight below each boundary between cells."""
 
-    requires: ClassVar[Requirement] = "distribution"
+    requires: ClassVar[Content] = "distribution"
     min_quantiles = 1
     needs = ()
 
@@ -169,7 +169,7 @@ class MeanStd:
     penalty: float = 1.0
     """Positive is risk-averse, zero is the mean, negative is risk-seeking."""
 
-    requires: ClassVar[Requirement] = "distribution"
+    requires: ClassVar[Content] = "distribution"
     min_quantiles = 1
     needs = ()
 

@@ -7,8 +7,7 @@ exploration, so the difference of a pair has less noise than its parts.
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,12 @@ from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
 from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
-from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
-from qemrl.training.train import train
 
 LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""
-
-Watch = Callable[[RunConfig], AbstractContextManager[Callback]]
-"""Makes the callback that is told about the progress of a run while it trains."""
 
 
 @dataclass(frozen=True)
@@ -120,17 +114,6 @@ def prepare(config: RunConfig, path: Path) -> RunDirectory:
         return RunDirectory(path)
     make_agent(config.agent, describe_environment(config))
     return RunDirectory.create(path, to_json(config), {"command": "compare"})
-
-
-def complete(config: RunConfig, directory: RunDirectory, watch: Watch) -> None:
-    """Train a run to its end from wherever it is; one that is finished is left alone.
-
-    Raises:
-        Stopped: The run was asked to stop; its state is saved, and calling this again resumes it.
-    """
-    if not directory.done:
-        with watch(config) as callback:
-            train(config, directory, callback)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ sees the folder: runs that are finished are left alone, others resume from their
 
 import contextlib
 import enum
-import fcntl
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ from qemrl.experiments.grid import Grid, Run
 from qemrl.experiments.runs import read_progress
 from qemrl.experiments.worker import cause_of_failure
 from qemrl.training.config import create_run, read_config
-from qemrl.training.run_directory import RunDirectory, RunLockedError, write_atomic
+from qemrl.training.run_directory import RunDirectory, hold_lock, write_atomic
 
 POLL_EVERY_SECONDS = 1.0
 """How often the folders of running runs are polled."""
@@ -153,19 +151,9 @@ class Sweep:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("a+b", buffering=0) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise RunLockedError(
-                    f"the sweep in {self.folder} is being driven by process {file.read().decode().strip()}; wait for "
-                    "it, stop it, or choose another folder with --out"
-                ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
-            text = json.dumps(self.grid.as_json(), indent=2) + "\n"
-            write_atomic(self.folder / "grid.json", text)
+        busy = f"the sweep in {self.folder} is being driven"
+        with (self.folder / "lock").open("a+b", buffering=0) as file, hold_lock(file, busy):
+            write_atomic(self.folder / "grid.json", json.dumps(self.grid.as_json(), indent=2) + "\n")
             yield
 
 

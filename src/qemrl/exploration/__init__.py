@@ -4,11 +4,18 @@ An exploration is a frozen record with `init`, which gives the state that it kee
 `select_action`. It sees the whole context, the return distributions included, so that bonuses need no other way in.
 """
 
-from qemrl.exploration.bonus import Bonus, BonusExploration
+from qemrl.exploration.bonus import (
+    Bonus,
+    BonusExploration,
+    LeftTruncatedStdBonus,
+    LinearDecay,
+    PowerDecay,
+    QEMStdBonus,
+    SqrtLogDecay,
+    StdBonus,
+)
 from qemrl.exploration.counts import CountBonus
 from qemrl.exploration.epsilon_greedy import ActionContext, EpsilonGreedy, Exploration, greedy_action, mask_q
-from qemrl.exploration.schedules import LinearDecay, PowerDecay, SqrtLogDecay
-from qemrl.exploration.std_bonuses import LeftTruncatedStdBonus, QEMStdBonus, StdBonus
 
 __all__ = [
     "ActionContext",

@@ -1,16 +1,104 @@
-"""Exploration by a bonus: Q plus a term for what is uncertain or new, which counts less and less."""
+"""Exploration by a bonus: Q plus a term for what is uncertain or new, which counts less and less.
 
+With the schedules that say how much it counts, and the bonuses from the standard deviation of learned returns.
+"""
+
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from qemrl.distributional.representations import Representation
+from qemrl.distributional.representations import Representation, check_compatible
+from qemrl.estimators import QEM
 from qemrl.exploration.epsilon_greedy import ActionContext, Exploration, argmax_action, greedy_action, mix_random
-from qemrl.exploration.schedules import Schedule, SqrtLogDecay
 from qemrl.networks.layers import Key
-from qemrl.types import Array, EnvSpec
+from qemrl.types import Array, EnvSpec, ReturnDist
+
+ROUNDING = 1e-6
+"""How far a sum of probabilities may be from one half and still count as one half."""
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """A factor that depends on the number of steps alone."""
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """The factor after `step` steps."""
+        ...
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class SqrtLogDecay:
+    """c √(log t / t), with t the number of the step, from one on (Mavrin et al., 2019)."""
+
+    scale: float = 50.0
+    """c."""
+
+    until_steps: int | None = None
+    """Where t stays; None lets it grow without end. The code released with DLTV stops at 2,000,000."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.scale < math.inf, f"the bonus must be finite and not negative, got scale={self.scale}")
+        _require(
+            self.until_steps is None or self.until_steps > 0,
+            f"until_steps must be positive or None, got {self.until_steps}",
+        )
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """The factor after `step` steps."""
+        last = step if self.until_steps is None else jnp.minimum(step, self.until_steps)
+        t = 1 + last.astype(jnp.float32)
+        return self.scale * jnp.sqrt(jnp.log(t) / t)
+
+
+@dataclass(frozen=True)
+class PowerDecay:
+    """c · t^−p, with t the number of the step, from one on."""
+
+    scale: float = 1.0
+    """c."""
+
+    power: float = 0.5
+    """p."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.scale < math.inf, f"the bonus must be finite and not negative, got scale={self.scale}")
+        _require(self.power >= 0, f"the factor must not grow: power must not be negative, got {self.power}")
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """The factor after `step` steps."""
+        return self.scale * (1 + step.astype(jnp.float32)) ** -self.power
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """Linear from one factor to another; the same one twice is a constant."""
+
+    initial: float = 1.0
+    """The initial factor."""
+
+    final: float = 0.0
+    """The final factor."""
+
+    over_steps: int = 100_000
+    """How many steps it takes."""
+
+    def __post_init__(self) -> None:
+        finite = all(0 <= each < math.inf for each in (self.initial, self.final))
+        _require(finite, f"the bonus must be finite and not negative, got {self}")
+        _require(self.over_steps >= 1, f"over_steps must be positive, got {self.over_steps}")
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """The factor after `step` steps."""
+        done = jnp.clip(step.astype(jnp.float32) / self.over_steps, 0.0, 1.0)
+        return self.initial + (self.final - self.initial) * done
 
 
 @runtime_checkable
@@ -94,3 +182,100 @@ class BonusExploration(Exploration):
     def check_compatible(self, representation: Representation) -> None:
         """Raise unless the bonus finds what it needs."""
         self.bonus.check_compatible(representation)
+
+
+def _probs(dist: ReturnDist) -> Float[Array, "*batch n"]:
+    """The probability that each value stands for, with the axes of the values."""
+    shares = jnp.float32(1 / dist.values.shape[-1]) if dist.probs is None else dist.probs
+    return jnp.broadcast_to(shares, dist.values.shape)
+
+
+def _require_distribution(bonus: Any, representation: Representation) -> None:
+    if representation.content == "mean":
+        raise ValueError(
+            f"{type(bonus).__name__} needs a return distribution, and {type(representation).__name__} has none; "
+            "use CountBonus with it, or another representation"
+        )
+
+
+@dataclass(frozen=True)
+class LeftTruncatedStdBonus(Bonus):
+    """The root of DLTV's left-truncated variance σ₊² = 1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})² (Mavrin et al., 2019).
+
+    θ_{N/2} is the median, so this is half of the variance above and around it. Quantiles that cross are put in order.
+    """
+
+    released: bool = False
+    """As in the authors' code: around the mean, averaged over the upper half, and crossed quantiles stay crossed."""
+
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
+        """The bonus of each action, averaged over members."""
+        del state
+        variance = self._released_variance if self.released else self._published_variance
+        return jnp.mean(jnp.sqrt(variance(context.dist)), axis=1)
+
+    def _published_variance(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
+        order = jnp.argsort(dist.values, axis=-1)
+        values, probs = (jnp.take_along_axis(each, order, axis=-1) for each in (dist.values, _probs(dist)))
+        reached = jnp.cumsum(probs, axis=-1) >= 0.5 - ROUNDING
+        median = jnp.take_along_axis(values, jnp.argmax(reached, axis=-1)[..., None], axis=-1)
+        return jnp.sum(probs * jnp.maximum(values - median, 0.0) ** 2, axis=-1) / 2
+
+    def _released_variance(self, dist: ReturnDist) -> Float[Array, "batch members actions"]:
+        probs = _probs(dist)
+        mean = jnp.sum(probs * dist.values, axis=-1, keepdims=True)
+        levels = jnp.broadcast_to(jnp.asarray(dist.levels, jnp.float32), probs.shape)
+        upper = jnp.where(levels >= 0.5 - ROUNDING, probs, 0.0)
+        return jnp.sum(upper * (dist.values - mean) ** 2, axis=-1) / jnp.maximum(jnp.sum(upper, axis=-1), ROUNDING)
+
+    def check_compatible(self, representation: Representation) -> None:
+        """Raise unless there is a distribution, and quantiles for the released variant."""
+        _require_distribution(self, representation)
+        if self.released and representation.content != "quantiles":
+            kind = type(representation).__name__
+            raise ValueError(f"the released DLTV takes the upper half of quantiles, and {kind} has none")
+
+
+@dataclass(frozen=True)
+class QEMStdBonus(Bonus):
+    """The standard deviation of the return by QEM."""
+
+    estimator: QEM = field(default_factory=QEM)
+    """What is fitted to the quantiles."""
+
+    coefficient: bool = False
+    """As in the paper's code: |c₁|, the coefficient of the scale, instead of the root of the fit's whole variance."""
+
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
+        """The bonus of each action, averaged over members."""
+        del state
+        if self.coefficient:
+            return jnp.mean(jnp.abs(self.estimator.coefficients(*context.dist)[..., 1]), axis=1)
+        return jnp.mean(jnp.sqrt(self.estimator.moments(*context.dist).variance), axis=1)
+
+    def __post_init__(self) -> None:
+        if self.estimator.order < 2:
+            raise ValueError(f"a QEM of order {self.estimator.order} fits no standard deviation: use order 2 or more")
+        if self.estimator.needs:
+            raise ValueError("a bonus has no VarianceInputs to estimate V from: use a variance of the levels alone")
+
+    def check_compatible(self, representation: Representation) -> None:
+        """Raise unless there are quantiles to fit."""
+        check_compatible(self.estimator, representation)
+
+
+@dataclass(frozen=True)
+class StdBonus(Bonus):
+    """The standard deviation of the quantiles or atoms themselves."""
+
+    def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
+        """The bonus of each action, averaged over members."""
+        del state
+        dist = context.dist
+        probs = _probs(dist)
+        mean = jnp.sum(probs * dist.values, axis=-1, keepdims=True)
+        return jnp.mean(jnp.sqrt(jnp.sum(probs * (dist.values - mean) ** 2, axis=-1)), axis=1)
+
+    def check_compatible(self, representation: Representation) -> None:
+        """Raise unless there is a distribution."""
+        _require_distribution(self, representation)

@@ -9,7 +9,7 @@ they learn.
 """
 
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -76,9 +76,6 @@ class MultiInputPolicy(_EstimatingPolicy, policies.MultiInputPolicy):
 
 class QEMQRDQN(QRDQN):
     """QR-DQN of sb3-contrib in which Q, in acting and in the target's greedy action, is by an estimator of ours."""
-
-    quantile_net: EstimatingNetwork
-    quantile_net_target: EstimatingNetwork
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": MlpPolicy,
@@ -148,8 +145,9 @@ class QEMQRDQN(QRDQN):
     @torch.no_grad()
     def bellman_target(self, batch: Any) -> Tensor:
         """The quantiles (batch, n) of r + γ Z(s', a*), a* being the action with the largest estimate."""
-        quantiles = self.quantile_net_target(batch.next_observations)
-        greedy = self.quantile_net_target.q_values(quantiles).argmax(dim=1, keepdim=True)
+        network = cast("EstimatingNetwork", self.quantile_net_target)
+        quantiles = network(batch.next_observations)
+        greedy = network.q_values(quantiles).argmax(dim=1, keepdim=True)
         discounts = self.gamma if batch.discounts is None else batch.discounts
         return batch.rewards + (1 - batch.dones) * discounts * _select(quantiles, greedy)
 
@@ -167,7 +165,7 @@ class QEMQRDQN(QRDQN):
 
     def optimistic_values(self, observations: Any) -> Tensor:
         """Q + c_t σ (batch, actions)."""
-        network, step = self.quantile_net, max(self.num_timesteps, 1)
+        network, step = cast("EstimatingNetwork", self.quantile_net), max(self.num_timesteps, 1)
         quantiles = network(observations)
         factor = self.bonus_scale * math.sqrt(math.log(step) / step)
         return network.q_values(quantiles) + factor * self._std(quantiles.transpose(1, 2))

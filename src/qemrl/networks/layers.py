@@ -95,17 +95,17 @@ class Dense(eqx.Module):
 class NoisyLinear(eqx.Module):
     """An affine map with learned, factorized Gaussian noise on its weights (Fortunato et al., 2018).
 
-    One draw serves the whole batch. The scales start at `scale` / √(fan-in), the paper's 0.5.
+    One draw serves the whole batch. The scales start at 0.5 / √(fan-in), as in the paper.
     """
 
     mean: Linear
     weight_scale: Float[Array, "outputs inputs"]
     bias_scale: Float[Array, " outputs"]
 
-    def __init__(self, inputs: int, outputs: int, key: Key, scale: float = 0.5) -> None:
+    def __init__(self, inputs: int, outputs: int, key: Key) -> None:
         self.mean = Linear(inputs, outputs, key)
-        self.weight_scale = jnp.full((outputs, inputs), scale / math.sqrt(inputs), jnp.float32)
-        self.bias_scale = jnp.full((outputs,), scale / math.sqrt(inputs), jnp.float32)
+        self.weight_scale = jnp.full((outputs, inputs), 0.5 / math.sqrt(inputs), jnp.float32)
+        self.bias_scale = jnp.full((outputs,), 0.5 / math.sqrt(inputs), jnp.float32)
 
     def __call__(self, inputs: Float[Array, "*batch inputs"], key: Key | None) -> Float[Array, "*batch outputs"]:
         """The outputs under one draw of noise, or without noise."""

@@ -1,9 +1,9 @@
-"""The settings of a replay."""
+"""The settings of a replay, and what both kinds of it check."""
 
 import math
 from dataclasses import dataclass
 
-from qemrl.types import EnvSpec
+from qemrl.types import EnvSpec, Step
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,14 @@ def count_rows(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
     if rows * num_envs >= 2**31:
         raise ValueError(f"a capacity of {config.capacity} is too large: flat indices must stay below 2**31")
     return rows
+
+
+def check_step(step: Step, spec: EnvSpec, num_envs: int) -> None:
+    """Raise unless a step has the mask and the actions of these environments: other shapes might be stretched."""
+    if spec.has_mask and step.next_mask is None:
+        raise ValueError(f"{spec.id} says which actions are allowed (has_mask), but the step has no next_mask")
+    if step.next_mask is not None and not spec.has_mask:
+        raise ValueError(f"{spec.id} allows all actions (has_mask is not set), but the step has a next_mask")
+    shape = (num_envs, *spec.action_shape)
+    if step.action.shape != shape:
+        raise ValueError(f"actions of {spec.id} must be {shape}, got {step.action.shape}")

@@ -10,7 +10,7 @@ from jax import custom_batching, lax
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
 from qemrl.replay import sum_tree
-from qemrl.replay.config import ReplayConfig, count_rows
+from qemrl.replay.config import ReplayConfig, check_step, count_rows
 from qemrl.replay.n_step import discount_powers, n_step_returns
 from qemrl.types import Batch, EnvSpec, Step
 
@@ -90,15 +90,7 @@ class DeviceReplay:
 
     def add(self, state: ReplayState, step: Step, rows: Int[Array, ""]) -> ReplayState:
         """Store a step of all environments, the `rows`-th one counted from zero."""
-        if (step.next_mask is None) == self.spec.has_mask:
-            raise ValueError(
-                f"the step has {'no' if step.next_mask is None else 'a'} next_mask, but has_mask is "
-                f"{self.spec.has_mask} for {self.spec.id}"
-            )
-        if step.action.shape != (self.num_envs, *self.spec.action_shape):  # a slice that is too short would be written
-            raise ValueError(
-                f"actions of {self.spec.id} must be {(self.num_envs, *self.spec.action_shape)}, got {step.action.shape}"
-            )
+        check_step(step, self.spec, self.num_envs)
         position = rows % self.num_rows
         stored = {}
         for name, values in step._asdict().items():

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt32
 
 from qemrl.replay import sum_tree
-from qemrl.replay.config import ReplayConfig, count_rows
+from qemrl.replay.config import ReplayConfig, check_step, count_rows
 from qemrl.replay.frames import FrameStore, Layout, PairStore
 from qemrl.replay.n_step import discount_powers, n_step_returns
 from qemrl.types import Batch, EnvSpec, Step
@@ -61,10 +61,7 @@ class HostReplay:
 
     def add(self, step: Step) -> None:
         """Store a step of all environments."""
-        if (step.next_mask is None) == self._spec.has_mask:
-            raise _explain_mask(self._spec)
-        if step.action.shape != self._action.shape[1:]:  # NumPy might stretch it
-            raise ValueError(f"actions of {self._spec.id} must be {self._action.shape[1:]}, got {step.action.shape}")
+        check_step(step, self._spec, self._num_envs)
         position = self._rows % self._num_rows
         self._observations.write(self._rows, step)
         self._action[position] = step.action
@@ -202,9 +199,3 @@ def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> Layout:
     if config.prioritized:
         layout["tree"] = ((2 * sum_tree.count_leaves(num_rows * num_envs),), "float32")
     return layout
-
-
-def _explain_mask(spec: EnvSpec) -> ValueError:
-    if spec.has_mask:
-        return ValueError(f"{spec.id} says which actions are allowed (has_mask), but the step has no next_mask")
-    return ValueError(f"{spec.id} allows all actions (has_mask is not set), but the step has a next_mask")

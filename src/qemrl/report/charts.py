@@ -28,10 +28,6 @@ IN_DARK = {
 """The colors on a dark background, where some of them would be hard to see."""
 
 
-NOTHING = "–"
-"""Stands where there is no number."""
-
-
 @dataclass
 class PageBuilder:
     """What sections share: the content, the lines of algorithms, and the charts that the script is to draw."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, find_files, read_runs, relabel
+from qemrl.report.markup import NOTHING
 from qemrl.report.predictions import AgentPrediction, find_saved_agents, predict_returns
 from qemrl.report.results import Place, Results, compute_results
 
@@ -16,9 +17,6 @@ AXES = ("env", "seed", "num_seeds")
 
 MOST_BESIDE = 6
 """How many tasks are shown beside one another."""
-
-ABSENT = "–"
-"""Stands for a setting that an algorithm does not have."""
 
 
 Settings = Mapping[str, Mapping[str, str]]
@@ -115,7 +113,7 @@ def find_differing_settings(collection: RunCollection) -> Settings:
     places = sorted({(run.arm, run.config.env) for run in collection.runs})
     found = {}
     for name, there in sorted(values.items()):
-        texts = {place: " or ".join(sorted(there.get(place, {ABSENT}))) for place in places}
+        texts = {place: " or ".join(sorted(there.get(place, {NOTHING}))) for place in places}
         if any(len({text for (_, other), text in texts.items() if other == env}) > 1 for env in collection.envs):
             found[name] = {arm: _join_values(arm, texts) for arm in collection.arms}
     return found

@@ -8,8 +8,9 @@ import numpy as np
 
 from qemrl.experiments.runs import RunRecord
 from qemrl.experiments.statistics import Interval
-from qemrl.report.charts import NOTHING, PageBuilder, distribution_charts
+from qemrl.report.charts import PageBuilder, distribution_charts
 from qemrl.report.markup import (
+    NOTHING,
     Html,
     bullet_list,
     element,

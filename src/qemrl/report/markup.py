@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from qemrl.experiments.statistics import Interval
 
+NOTHING = "–"
+"""Stands where there is no number, or where an algorithm does not have a setting."""
+
 VOID = ("meta", "link", "path", "circle")
 """Elements without content."""
 

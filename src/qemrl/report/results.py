@@ -34,10 +34,6 @@ class Difference(NamedTuple):
 class StepsToGoal:
     """When the runs of an algorithm on a task first reached a normalized score."""
 
-    goal: float
-    score: float
-    """The return that it stands for."""
-
     median: float
     """The median step over runs; infinite if half of them never did."""
 
@@ -149,9 +145,8 @@ def _find_goals(curve: Curve, ends: tuple[float, float]) -> tuple[StepsToGoal, .
     low, high = ends
     found = []
     for goal in GOALS:
-        score = low + goal * (high - low)
-        steps = scores.find_steps_to(curve, score)
-        found.append(StepsToGoal(goal, score, float(np.median(steps)), int(np.isfinite(steps).sum()), len(steps)))
+        steps = scores.find_steps_to(curve, low + goal * (high - low))
+        found.append(StepsToGoal(float(np.median(steps)), int(np.isfinite(steps).sum()), len(steps)))
     return tuple(found)
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from qemrl.experiments.statistics import Interval
 from qemrl.plotting.style import format_steps
-from qemrl.report.charts import NOTHING, PageBuilder, all_positive, curve_charts, profile_chart
+from qemrl.report.charts import PageBuilder, all_positive, curve_charts, profile_chart
 from qemrl.report.content import Content
 from qemrl.report.markup import (
+    NOTHING,
     Html,
     Piece,
     bullet_list,

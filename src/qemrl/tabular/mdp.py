@@ -6,7 +6,7 @@ ends. Lists are padded with outcomes of probability zero, so that a process is a
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -126,11 +126,6 @@ class TabularMDP:
         """The most likely first state."""
         return int(self.initial.argmax())
 
-    def with_discount(self, discount: float) -> "TabularMDP":
-        """The same process with another discount."""
-        _check_discount(discount)
-        return replace(self, discount=discount)
-
 
 def make_mdp(
     outcomes: Sequence[Sequence[Sequence[Outcome | tuple]]],
@@ -152,7 +147,8 @@ def make_mdp(
     Raises:
         ValueError: If probabilities do not add up to one, or a state does not exist; the message says where.
     """
-    _check_discount(discount)
+    if not 0 <= discount <= 1:
+        raise ValueError(f"a discount lies between 0 and 1, got {discount}")
     states, actions = len(outcomes), len(outcomes[0]) if outcomes else 0
     if not states or not actions:
         raise ValueError("a process needs at least one state and one action")
@@ -187,11 +183,6 @@ def make_mdp(
         tuple(found),
         grid,
     )
-
-
-def _check_discount(discount: float) -> None:
-    if not 0 <= discount <= 1:
-        raise ValueError(f"a discount lies between 0 and 1, got {discount}")
 
 
 def _check_outcomes(s: int, a: int, listed: Sequence, states: int) -> None:

@@ -23,18 +23,13 @@ Row = Float[Array, " d"]
 class Representation(Protocol):
     """How a return distribution is written as a row of numbers, and learned."""
 
-    @property
-    def size(self) -> int:
-        """The length of a row."""
-        ...
-
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         """The weights that make Q of a row."""
         ...
 
     def rule(self) -> "Representation":
         """The same without what only `mean_weights` depends on: representations with equal rules share a program."""
-        ...
+        return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Rows to start from, `shape` being that of the table without the length of a row."""
@@ -46,7 +41,7 @@ class Representation(Protocol):
 
 
 @dataclass(frozen=True)
-class Quantiles:
+class Quantiles(Representation):
     """Quantiles at midpoints, learned with the pinball loss (QTD, no Huber); Q by any estimator."""
 
     num_quantiles: int
@@ -66,6 +61,7 @@ class Quantiles:
 
     @property
     def size(self) -> int:
+        """The length of a row."""
         return self.num_heads * self.num_quantiles
 
     @property
@@ -117,7 +113,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True)
-class Categories:
+class Categories(Representation):
     """Probabilities on a fixed evenly spaced support, moved toward the projected target (CDRL)."""
 
     low: float
@@ -130,19 +126,12 @@ class Categories:
     """The number of atoms."""
 
     @property
-    def size(self) -> int:
-        return self.num_atoms
-
-    @property
     def support(self) -> Float[np.ndarray, " d"]:
         return np.linspace(self.low, self.high, self.num_atoms)
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         """The weights that make Q of a row: the atoms."""
         return self.support
-
-    def rule(self) -> "Categories":
-        return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         """Rows of equal probabilities."""
@@ -159,22 +148,15 @@ class Categories:
 
 
 @dataclass(frozen=True)
-class Expectiles:
+class Expectiles(Representation):
     """Expectiles between levels 0.01 and 0.99, learned from imputed distributions (EDRL); Q is the middle one."""
 
     num_expectiles: int = 11
     """The number of expectiles, odd."""
 
-    @property
-    def size(self) -> int:
-        return self.num_expectiles
-
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         """The weights that make Q of a row: all on the middle."""
         return np.eye(self.num_expectiles)[self.num_expectiles // 2]
-
-    def rule(self) -> "Expectiles":
-        return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         del key
@@ -190,18 +172,11 @@ class Expectiles:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class Scalar(Representation):
     """Q itself: TD(0) and Q-learning."""
-
-    @property
-    def size(self) -> int:
-        return 1
 
     def mean_weights(self) -> Float[np.ndarray, " d"]:
         return np.ones(1)
-
-    def rule(self) -> "Scalar":
-        return self
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Float[Array, "..."]:
         del key

@@ -17,22 +17,19 @@ from qemrl.training.schedule import Record
 
 @runtime_checkable
 class Callback(Protocol):
-    """What is told how a run goes."""
+    """What is told how a run goes. One that does not care about something inherits that."""
 
     def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None:
         """A run starts, or is resumed, at `loop.step`; `lost` says what could not be restored."""
-        ...
 
     def on_progress(self, step: float) -> None:
         """`step` steps are done, on average over the seeds."""
-        ...
 
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
         """Records of all seeds; steps per second are summed over seeds."""
-        ...
 
 
-class CallbackList:
+class CallbackList(Callback):
     """Several callbacks, told one after another."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -81,17 +78,11 @@ def show_progress(config: RunConfig, visible: bool = True, introduce: bool = Tru
             yield ProgressBar(progress, task, introduce)
 
 
-class NullCallback:
+class NullCallback(Callback):
     """A callback that does nothing."""
 
-    def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None: ...
 
-    def on_progress(self, step: float) -> None: ...
-
-    def on_record(self, records: list[Record], steps_per_second: float) -> None: ...
-
-
-class PrintProgress:
+class PrintProgress(Callback):
     """A callback that prints what runs, and a line for each evaluation and for the end of the run."""
 
     def __init__(self, config: RunConfig, introduce: bool = True) -> None:
@@ -101,8 +92,6 @@ class PrintProgress:
         for line in describe_run(config, loop, lost) if self.introduce else []:
             print(line, flush=True)
 
-    def on_progress(self, step: float) -> None: ...  # a line for each step would be too many
-
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
         step = records[0]["step"]
         if "eval/mean_reward" in records[0] or step >= self.whole_steps:
@@ -110,7 +99,7 @@ class PrintProgress:
             print("  ".join(part for part in (done, rate, format_score(records)) if part), flush=True)
 
 
-class ProgressBar:
+class ProgressBar(Callback):
     """A callback that moves a bar."""
 
     def __init__(self, progress: Progress, task: TaskID, introduce: bool = True) -> None:

@@ -14,7 +14,7 @@ from qemrl.config.registry import collect_classes
 from qemrl.config.serialize import from_json, to_json
 from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
-from qemrl.envs.gym.host_envs import is_atari
+from qemrl.envs.gym.catalog import is_atari
 from qemrl.envs.jax.registry import is_jax_env
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import StepSchedule, make_step_schedule

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import AgentState, InspectableAgent, View
-from qemrl.envs.gym.host_envs import HostEnvs, NonFiniteError
+from qemrl.envs.gym.host_envs import HostEnvs
+from qemrl.envs.gym.spaces import NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.evaluation import make_act, play_in_host_envs
 from qemrl.training.pytrees import flatten, unflatten
@@ -86,7 +87,7 @@ class HostLoop:
             self._iterate()
         record = {"step": self.step, "seed": self.seed, **self._summarize()}
         if evaluate:
-            returns, lengths = self._evaluate(self.settings.evaluation_episodes)
+            returns, lengths = self._evaluate()
             record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
         self.accumulator = Accumulator.empty()
         self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
@@ -249,9 +250,10 @@ class HostLoop:
         )
         return {**accumulator.summarize(), **{tag: float(value) for tag, value in metrics.items()}}
 
-    def _evaluate(self, episodes: int) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
+    def _evaluate(self) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters, played side by side."""
-        if self._evaluation_envs is None or self._evaluation_envs.num_envs != episodes:
+        episodes = self.settings.evaluation_episodes
+        if self._evaluation_envs is None:
             self._evaluation_envs = self.make_evaluation_envs(episodes)
         with self._locate_errors():
             return play_in_host_envs(

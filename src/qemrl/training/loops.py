@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -148,39 +148,23 @@ def _make_host_envs(config: RunConfig, count: int) -> HostEnvs:
     return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(JAX_ENVS))
 
 
-class LoadedParams(NamedTuple):
-    """The parameters of a checkpoint that act, without what only learning needs."""
+def read_params(config: RunConfig, spec: EnvSpec, folder: Path, seed: int) -> tuple[int, Any] | None:
+    """The step of the last good checkpoint and the parameters of one seed in it, or None if there is none.
 
-    step: int
-    params: tuple[Any, ...]
-    """Of each seed."""
-
-
-def read_params(config: RunConfig, spec: EnvSpec, folder: Path) -> LoadedParams | None:
-    """The parameters in the last good checkpoint, or None if there is none; nothing else is read."""
-    place = ".agent.params" if config.is_compiled else "agent/[0].params"
-
-    def find_path(name: str) -> str | None:
-        """The path below the parameters; of host loops, each of which has its own, with the number before it."""
-        start, found, path = name.partition(place)
-        return f"{start}{path}" if found else None
-
-    found = checkpoint.load_latest(folder, lambda name: find_path(name) is not None)
+    The parameters of all seeds are read, so that all are found at the same step; nothing else is.
+    """
+    index, place = config.seeds.index(seed), ".agent.params" if config.is_compiled else "agent/[0].params"
+    found = checkpoint.load_latest(folder, lambda name: place in name)
     if found is None:
         return None
+    if config.is_compiled:
+        arrays = {name.removeprefix(place): array[index] for name, array in found.arrays.items()}
+    else:  # each host loop has its own, with its number before them
+        start = f"{index}/{place}"
+        arrays = {name.removeprefix(start): each for name, each in found.arrays.items() if name.startswith(start)}
     agent = make_agent(config.agent, spec)
     template = jax.eval_shape(agent.init, jax.eval_shape(lambda: jax.random.key(0))).params
-    arrays = {str(find_path(name)): array for name, array in found.arrays.items()}
-    params = []
-    for index in range(config.num_seeds):
-        start = f"{index}/"
-        mine = (
-            {path: array[index] for path, array in arrays.items()}
-            if config.is_compiled
-            else {path.removeprefix(start): array for path, array in arrays.items() if path.startswith(start)}
-        )
-        params.append(unflatten(template, mine))
-    return LoadedParams(found.step, tuple(params))
+    return found.step, unflatten(template, arrays)
 
 
 class Evaluator:

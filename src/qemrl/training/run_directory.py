@@ -157,24 +157,8 @@ class RunDirectory:
         """Hold the run: nobody else can while this is open. A process that dies lets go of it."""
         with _explain_errors(self.path / "lock"):
             file = (self.path / "lock").open("a+b", buffering=0)
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().decode().strip() or "that has just begun"
-                raise RunLockedError(
-                    f"{self.path} is being written by process {holder}; wait for it, stop it, or choose another folder "
-                    "with --out"
-                ) from None
-            try:
-                with _explain_errors(self.path / "lock"):
-                    file.truncate(0)
-                    file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
-                yield
-            finally:
-                # Unlocked explicitly, because a forked child that is still alive shares the lock.
-                fcntl.flock(file, fcntl.LOCK_UN)
+        with file, hold_lock(file, f"{self.path} is being written"):
+            yield
 
     @property
     def _metrics(self) -> Path:
@@ -183,6 +167,31 @@ class RunDirectory:
     @property
     def _timing(self) -> Path:
         return self.path / "timing.jsonl"
+
+
+@contextlib.contextmanager
+def hold_lock(file: Any, busy: str) -> Iterator[None]:
+    """Hold a file that is open for appending, and write into it who does; `busy` is said if somebody else does.
+
+    Raises:
+        RunLockedError: Another process holds it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().decode().strip() or "that has just begun"
+        raise RunLockedError(
+            f"{busy} by process {holder}; wait for it, stop it, or choose another folder with --out"
+        ) from None
+    try:
+        with _explain_errors(Path(file.name)):
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        # Unlocked explicitly, because a forked child that is still alive shares the lock.
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

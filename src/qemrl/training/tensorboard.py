@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig
 from qemrl.training.loops import Loop
 from qemrl.training.run_directory import RunDirectory
@@ -38,7 +39,7 @@ def write_tensorboard(directory: RunDirectory) -> Iterator["TensorBoardCallback"
         callback.close()
 
 
-class TensorBoardCallback:
+class TensorBoardCallback(Callback):
     """A callback that writes event files."""
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -58,8 +59,6 @@ class TensorBoardCallback:
         for record in self.directory.read_metrics():
             self._write(record, rates.get(record["step"]))
         self._flush()
-
-    def on_progress(self, step: float) -> None: ...  # only records are written
 
     def on_record(self, records: list[Record], steps_per_second: float) -> None:
         """Write the records, and flush them to disk."""

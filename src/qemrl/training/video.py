@@ -41,13 +41,11 @@ def require_suffix(path: Path) -> None:
         raise ValueError(f"a video is a file that ends in {' or '.join(SUFFIXES)}, got {path}")
 
 
-def record_episode(
-    evaluator: Evaluator, params: Any, seed: int, step: int, path: Path, max_frames: int = MAX_FRAMES
-) -> bool:
+def record_episode(evaluator: Evaluator, params: Any, seed: int, step: int, path: Path) -> bool:
     """Whether an evaluation episode was written to a .gif or .mp4 file; if not, a `VideoWarning` says why."""
     require_suffix(path)
     try:
-        frames, rate = film(evaluator, params, seed, step, max_frames)
+        frames, rate = film(evaluator, params, seed, step)
         write(path, frames, rate)
     except Exception as error:
         # Whatever a renderer or an encoder comes up with, there are results that must not be lost over a film.
@@ -56,15 +54,13 @@ def record_episode(
     return True
 
 
-def film(
-    evaluator: Evaluator, params: Any, seed: int, step: int, max_frames: int = MAX_FRAMES
-) -> tuple[list[Frame], float]:
+def film(evaluator: Evaluator, params: Any, seed: int, step: int) -> tuple[list[Frame], float]:
     """The pictures of one evaluation episode, and how many of them a second has."""
     frames: list[Frame] = []
 
     def look(envs: HostEnvs) -> bool:
         frames.append(_enlarge(np.asarray(envs.render(), np.uint8)))
-        return len(frames) < max_frames
+        return len(frames) < MAX_FRAMES
 
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen, and complain

@@ -102,30 +102,18 @@ def protocol_for(env_id: str, name: str | None = None) -> AtariProtocol:
     return ATARI_PROTOCOLS[name]
 
 
-def make_atari(
-    env_id: str,
-    protocol: AtariProtocol | None = None,
-    render: bool = False,
-    parameters: Mapping[str, Any] = MappingProxyType({}),
-) -> "AtariGame":
+def make_atari(env_id: str, protocol: AtariProtocol | None = None, render: bool = False) -> "AtariGame":
     """An Atari game under a protocol, by default the one that the id stands for.
 
     Args:
         env_id: `ALE/...-v5` or `...NoFrameskip-v4` (or v0).
         protocol: What happens around the game; it must agree with the id on sticky actions.
         render: Whether `render` gives the screen in color.
-        parameters: `mode` and `difficulty` of the game; all else belongs to the protocol.
     """
     sticky = _registered_stickiness(env_id)
     protocol = protocol_for(env_id) if protocol is None else protocol
     _check_agreement(env_id, protocol, sticky)
-    foreign = sorted(set(parameters) - {"mode", "difficulty"})
-    if foreign:
-        raise ValueError(
-            f"{', '.join(foreign)} cannot be set for {env_id}: the protocol {protocol.name!r} decides; "
-            "give a protocol with other fields (parameters of the game are mode and difficulty)"
-        )
-    return AtariGame(env_id, protocol, render, parameters)
+    return AtariGame(env_id, protocol, render)
 
 
 class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
@@ -140,7 +128,7 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
     episode's first observation (no-ops, FIRE) are not given to anybody.
     """
 
-    def __init__(self, env_id: str, protocol: AtariProtocol, render: bool, parameters: Mapping[str, Any]):
+    def __init__(self, env_id: str, protocol: AtariProtocol, render: bool):
         self.protocol = protocol
         self.render_mode = "rgb_array" if render else None
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": max(1, 60 // protocol.frame_skip)}
@@ -151,7 +139,6 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
             repeat_action_probability=0.0,
             max_num_frames_per_episode=protocol.max_frames,
             disable_env_checker=True,
-            **parameters,
         )
         self.ale: Any = game.unwrapped.ale  # pyright: ignore[reportAttributeAccessIssue]
         self.spec = game.spec

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -11,19 +10,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from jaxtyping import Bool, Float, Int
 
 from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
-from qemrl.envs.gym.catalog import (
-    MissingPackage,
-    UnknownEnvironment,
-    find_environment,
-    ignore_age_warnings,
-    is_atari,
-    missing_package,
-)
+from qemrl.envs.gym.catalog import find_environment, ignore_age_warnings, is_atari, missing_package
 from qemrl.envs.gym.histories import Histories, episode_seed, schedule_replay
 from qemrl.envs.gym.in_process import InProcessEnvs
 from qemrl.envs.gym.spaces import (
-    NonFiniteError,
-    UnsupportedEnvironment,
     describe_spaces,
     read_actions,
     read_masks,
@@ -31,20 +21,7 @@ from qemrl.envs.gym.spaces import (
     read_rewards,
     write_actions,
 )
-from qemrl.types import Actions
-
-__all__ = [
-    "HostEnvs",
-    "HostReset",
-    "HostStep",
-    "InProcessEnvs",
-    "MissingPackage",
-    "NonFiniteError",
-    "UnknownEnvironment",
-    "UnsupportedEnvironment",
-    "is_atari",
-    "make_host_envs",
-]
+from qemrl.types import Actions, UnsupportedEnvironment
 
 Mask = Bool[np.ndarray, "envs actions"] | None
 """The actions allowed in each environment; None where all are always allowed."""
@@ -345,7 +322,6 @@ def make_host_envs(
     protocol: AtariProtocol | None = None,
     asynchronous: bool = False,
     render: bool = False,
-    parameters: Mapping[str, Any] = MappingProxyType({}),
     also: Sequence[str] = (),
 ) -> HostEnvs:
     """Environments of Gymnasium with this id, whose episodes can be repeated and restored.
@@ -357,7 +333,6 @@ def make_host_envs(
         asynchronous: Whether each environment runs in a process of its own (worth it only where its steps are slow;
             a script must then be guarded by `if __name__ == "__main__"`).
         render: Whether `HostEnvs.render` gives pictures.
-        parameters: Arguments of the environment.
         also: Names to suggest where the id is unknown, besides those of Gymnasium.
     """
     if num_envs < 1:
@@ -367,7 +342,7 @@ def make_host_envs(
         protocol = protocol_for(env_id) if protocol is None else protocol
     elif protocol is not None:
         raise ValueError(f"{env_id} is no Atari game; it cannot have the Atari protocol {protocol.name!r}")
-    make = partial(_make_one, env_id, protocol, render, dict(parameters))
+    make = partial(_make_one, env_id, protocol, render)
     if asynchronous:
         # a server that forks, because the threads of JAX do not survive a fork of this process
         vector = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
@@ -380,14 +355,14 @@ def make_host_envs(
         raise
 
 
-def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, parameters: dict[str, Any]) -> gymnasium.Env:
+def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool) -> gymnasium.Env:
     registration = find_environment(env_id)
     try:
         if protocol is not None:
-            return make_atari(env_id, protocol, render, parameters)
+            return make_atari(env_id, protocol, render)
         # only passed where it is needed, for not every environment takes it
-        rendering = {"render_mode": "rgb_array"} if render else {}
+        rendering: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         with ignore_age_warnings(registration):
-            return gymnasium.make(env_id, **rendering, **parameters)
+            return gymnasium.make(env_id, **rendering)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(registration, error) from error

@@ -54,8 +54,8 @@ COLORS = np.array(
 BACKGROUND = np.array([24, 26, 34], np.uint8)
 
 
-def make_minatar(game: str, max_steps: int = MAX_STEPS) -> JaxEnv:
-    """One of MinAtar's games, truncated after `max_steps`."""
+def make_minatar(game: str) -> JaxEnv:
+    """One of MinAtar's games."""
     if game not in MINATAR_GAMES:
         raise ValueError(f"MinAtar has no game {game!r}: choose from {', '.join(MINATAR_GAMES)}")
     try:
@@ -82,7 +82,7 @@ def make_minatar(game: str, max_steps: int = MAX_STEPS) -> JaxEnv:
         return Outcome(state, state.observation, state.rewards[0], state.terminated, jnp.bool_(False))
 
     spec = EnvSpec(f"minatar/{game}", shapes.observation.shape, "bool", shapes.legal_action_mask.shape[0])
-    return limit_time(JaxEnv(spec, reset, step, _draw), max_steps)
+    return limit_time(JaxEnv(spec, reset, step, _draw), MAX_STEPS)
 
 
 def make_sparse_minatar(game: str) -> JaxEnv:

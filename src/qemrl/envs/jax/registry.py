@@ -4,12 +4,11 @@ import difflib
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from qemrl.envs.jax.box_probes import BOX_PROBES
 from qemrl.envs.jax.classic_control import make_cartpole, make_mountain_car, make_pendulum
 from qemrl.envs.jax.env import JaxEnv
 from qemrl.envs.jax.exploration_tasks import make_catch, make_chain, make_deep_sea
 from qemrl.envs.jax.minatar import MINATAR_GAMES, make_minatar, make_sparse_minatar
-from qemrl.envs.jax.probes import PROBES
+from qemrl.envs.jax.probes import BOX_PROBES, PROBES
 
 PREFIXES = ("minatar/", "jax/", "probe/")
 """What the id of a JAX environment begins with; every other id is Gymnasium's."""
@@ -27,8 +26,7 @@ JAX_ENVS: dict[str, Callable[[], JaxEnv]] = {
     **{f"jax/deep-sea-stochastic-{size}": partial(make_deep_sea, size, True) for size in DEEP_SEA_SIZES},
     **{f"jax/chain-{size}": partial(make_chain, size) for size in CHAIN_SIZES},
     "jax/pendulum": make_pendulum,
-    **{f"probe/{name}": probe.make for name, probe in PROBES.items()},
-    **{f"probe/{name}": probe.make for name, probe in BOX_PROBES.items()},
+    **{f"probe/{name}": probe.make for name, probe in (PROBES | BOX_PROBES).items()},
 }
 """What makes each JAX environment, by id."""
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qemrl.agents.actor_critic import CriticTorso, PolicyNetwork
 from qemrl.agents.presets import PRESETS, make_agent
-from qemrl.networks.actor_critic import CriticTorso, Dense, PolicyNetwork
-from qemrl.networks.layers import LayerNorm
+from qemrl.networks.layers import Dense, LayerNorm
 from qemrl.types import ActionBox, EnvSpec
 
 SPEC = EnvSpec("toy", (3,), "float32", 0, box=ActionBox((2,), (-2.0, -1.0), (4.0, 1.0)))

@@ -76,8 +76,8 @@ def learn_sb3(make: Any, make_env: Any, seed: int, steps: int, every: int, episo
         step = local["self"].num_timesteps
         if step % every == 0:
             clock.stop()
-            returns, _ = evaluate_policy(model, env, episodes, deterministic=True, return_episode_rewards=True)
-            clock.go_on(step, returns)
+            played: Any = evaluate_policy(model, env, episodes, deterministic=True, return_episode_rewards=True)
+            clock.go_on(step, played[0])
         return True
 
     model.learn(total_timesteps=steps, callback=evaluate, log_interval=None)

@@ -161,7 +161,7 @@ class QEMQRDQN(QRDQN):
         tensors, vectorized = self.policy.obs_to_tensor(observation)
         with torch.no_grad():
             actions = self.optimistic_values(tensors).argmax(dim=1).cpu().numpy()
-        return (actions if vectorized else actions[0]), state
+        return (actions if vectorized else actions.squeeze(axis=0)), state
 
     def optimistic_values(self, observations: Any) -> Tensor:
         """Q + c_t σ (batch, actions)."""

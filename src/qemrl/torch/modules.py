@@ -107,6 +107,19 @@ class Linear(_Buffers):
         return f"{self.statistic}, quantiles={len(self.weights)}"
 
 
+class Mean(Linear):
+    """The plain mean of quantiles that stand for 1/n each: `values.mean(-1)`, to the bit."""
+
+    def __init__(self, levels: LevelsOrCount, *, dtype: torch.dtype | None = None, device: Any = None) -> None:
+        """The mean of so many quantiles, whatever their levels."""
+        super().__init__(EmpiricalMean(), levels, dtype=dtype, device=device)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The mean of values (*batch, n)."""
+        _require_count(values, self.weights)
+        return values.to(_at_least_single(values.dtype)).mean(-1).to(values.dtype)
+
+
 class QEM(Linear):
     """Q by the Quantiled Expansion Mean at fixed levels, in the place of `values.mean(-1)`."""
 
@@ -277,6 +290,8 @@ def make_module(statistic: Statistic, levels: LevelsOrCount = None, probs: Any =
         return QEM(levels, statistic.order, _require_fixed_variance(statistic), statistic.basis, probs, **options)
     if isinstance(statistic, estimators.MeanStd):
         return MeanStd(levels, statistic.penalty, probs, **options)
+    if isinstance(statistic, EmpiricalMean) and probs is None:
+        return Mean(levels, **options)
     return Linear(statistic, levels, probs, **options)
 
 

@@ -263,6 +263,16 @@ def test_a_lock_is_held_against_the_same_process_and_released_by_an_error(run):
         pass
 
 
+def test_what_a_killed_process_left_half_written_is_removed_by_the_next(run):
+    run.write_evaluation("seed_0", {"returns": [1.0]})
+    halves = [run.path / ".DONE.1.tmp", run.path / "evaluations" / ".seed_0.json.1.tmp"]
+    for half in halves:
+        half.write_text("{")
+    with run.lock():
+        assert not any(half.exists() for half in halves)
+    assert (run.path / "evaluations" / "seed_0.json").exists()
+
+
 def test_writing_replaces_a_file_and_a_failure_leaves_it(tmp_path):
     write_atomic(tmp_path / "a", "ü")
     write_atomic(tmp_path / "a", b"two")

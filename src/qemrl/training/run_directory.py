@@ -154,10 +154,15 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run: nobody else can while this is open. A process that dies lets go of it."""
+        """Hold the run: nobody else can while this is open. A process that dies lets go of it.
+
+        What a process that was killed had not yet put in its place (see `write_atomic`) is removed.
+        """
         with _explain_errors(self.path / "lock"):
             file = (self.path / "lock").open("a+b", buffering=0)
         with file, hold_lock(file, f"{self.path} is being written"):
+            for half in (*self.path.glob(".*.tmp"), *self.path.glob("evaluations/.*.tmp")):
+                half.unlink()
             yield
 
     @property

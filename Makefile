@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo bench bench-learning test lint format clean
+.PHONY: help env browser demo bench bench-learning test test-peers lint format clean
 
 help:  ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,10 @@ browser:  ## install Chromium, in which the tests open reports, from the system'
 
 test: env browser  ## run all tests, two at a time; make test WORKERS=8 on a larger machine
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-peers: env  ## run the tests that need tianshou, in an environment of its own: results/peers/tianshou.txt
+	@mkdir -p results/peers
+	$(BIN)/python -m benchmarks.peers | tee results/peers/tianshou.txt
 
 lint: env  ## check format, lint, types and which package imports which
 	$(BIN)/ruff format --check .

@@ -44,6 +44,9 @@ SBX = (
 TIANSHOU = (("torch==2.13.0",), ("tianshou==2.0.1", "gymnasium==1.4.0", "numpy==2.4.6"))
 """Tianshou, whose pins are not ours."""
 
+TIANSHOU_TESTS = (*TIANSHOU, ("pytest==9.2.0", "scipy==1.17.1", "array-api-compat==1.16.0", "jaxtyping==0.3.11"))
+"""The same with what `qemrl.integrations.tianshou` and its tests need."""
+
 MINATAR = (("--no-deps", "minatar==1.0.15"),)
 """MinAtar in NumPy, for our own side: what it asks for beside NumPy is for drawing."""
 
@@ -116,6 +119,16 @@ def _make_once(place: Path, packages: Sequence[Sequence[str]], install: Callable
     (place / MARKER).write_text(json.dumps(wanted), encoding="utf-8")
 
 
+def test_integrations(folder: Path) -> int:
+    """Run tests/peers in the environments of the peers, whose pins are not ours; gives pytest's exit code."""
+    root = Path(__file__).parents[1]
+    python = make_peer("tianshou-tests", TIANSHOU_TESTS, folder)
+    # Without our configuration, which is for the packages that tests of our own have.
+    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(root), str(root / "tests" / "peers")]
+    variables = {**os.environ, "PYTHONPATH": str(root / "src")}
+    return subprocess.run([str(python), "-m", "pytest", "-v", *options], check=False, env=variables).returncode
+
+
 def last_lines(text: str, count: int = 6) -> str:
     """The last lines that say something, which is where programs say why they failed."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
@@ -136,3 +149,7 @@ def _run(command: list[str], place: Path) -> None:
             f"{last_lines(done.stdout + done.stderr)}\n"
             "Can pip install packages here, and are 2 GB of disk free? Another place is chosen with --peers-folder"
         )
+
+
+if __name__ == "__main__":
+    sys.exit(test_integrations(default_folder()))

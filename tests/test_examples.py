@@ -7,6 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import qemrl
 from qemrl.experiments.episodes import play_episode
@@ -57,3 +58,31 @@ def test_without_levels_that_are_drawn_there_is_no_noise(tmp_path, capsys):
     with pytest.raises(SystemExit):
         program["main"]([str(tmp_path)])
     assert "holds no finished run with a checkpoint whose levels are drawn" in capsys.readouterr().err
+
+
+def test_a_qr_dqn_in_one_file_learns_with_any_estimator():
+    program = runpy.run_path(str(EXAMPLES / "pytorch_qr_dqn.py"))
+    episodes: list[tuple[int, float]] = []
+    networks = [
+        program["train"](estimator, 1_200, 0, lambda step, total: episodes.append((step, total)))
+        for estimator in (qemrl.EmpiricalMean(), qemrl.QEM())
+    ]
+    assert len(episodes) > 20
+    observations = torch.zeros(5, 4)
+    for network, estimator in zip(networks, (qemrl.EmpiricalMean(), qemrl.QEM()), strict=True):
+        with torch.no_grad():
+            quantiles = network(observations)
+        assert quantiles.shape == (5, 2, 51)
+        q = estimator.mean(quantiles.numpy(), qemrl.midpoints(51))
+        np.testing.assert_array_equal(network.greedy(observations), q.argmax(-1))
+
+
+def test_its_loss_is_that_of_the_agents():
+    program = runpy.run_path(str(EXAMPLES / "pytorch_qr_dqn.py"))
+    generator = np.random.default_rng(0)
+    values, target = (generator.normal(size=(3, 51)).astype(np.float32) * 3 for _ in range(2))
+    errors = target[:, None, :] - values[:, :, None]
+    huber = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
+    expected = (np.abs(qemrl.midpoints(51)[None, :, None] - (errors < 0)) * huber).mean(-1).sum(-1).mean()
+    found = program["quantile_huber_loss"](torch.tensor(values), torch.tensor(target))
+    np.testing.assert_allclose(float(found), expected, rtol=1e-5)

@@ -153,7 +153,7 @@ def test_a_turn_that_fails_says_why():
     with pytest.raises(peers.PeerError, match="invalid choice: 'atari'"):
         turns.peer_turn(Path(sys.executable), "atari", 1.0, 1)
     with pytest.raises(peers.PeerError, match="ModuleNotFoundError"):  # here is no environment of the peer's
-        turns.peer_turn(Path(sys.executable), "cartpole", 1.0, 1)
+        turns.peer_turn(Path(sys.executable), "sbx-sac", 1.0, 1)
 
 
 def test_an_environment_that_cannot_be_made_says_what_to_do(tmp_path):

@@ -3,7 +3,6 @@
 Everything here works on NumPy, JAX and PyTorch arrays and imports neither JAX nor PyTorch.
 """
 
-from qemrl.estimators.basis import BasisName
 from qemrl.estimators.diagnostics import (
     BiasVariance,
     crossing_rate,
@@ -51,7 +50,6 @@ __all__ = [
     "ESTIMATORS",
     "QEM",
     "BandVariance",
-    "BasisName",
     "BiasVariance",
     "CVaR",
     "ConstantVariance",

@@ -24,7 +24,7 @@ from qemrl.estimators import (
     VarianceModel,
     midpoints,
 )
-from qemrl.estimators.basis import columns, norms, triple_products
+from qemrl.estimators.basis import BasisName, columns, norms, triple_products
 from qemrl.estimators.inputs import read_levels
 from qemrl.estimators.risk import weigh_cells
 
@@ -132,7 +132,7 @@ class QEM(Linear):
         levels: LevelsOrCount,
         order: int = 4,
         variance: VarianceModel | EstimatedVariance | Literal["auto"] = EQUAL,
-        basis: estimators.BasisName = "hermite",
+        basis: BasisName = "hermite",
         probs: Any = None,
         *,
         dtype: torch.dtype | None = None,
@@ -269,7 +269,7 @@ class ImplicitQEM(Implicit):
         self,
         order: int = 4,
         variance: VarianceModel | EstimatedVariance | Literal["auto"] = EQUAL,
-        basis: estimators.BasisName = "hermite",
+        basis: BasisName = "hermite",
     ) -> None:
         """QEM with these settings; see `qemrl.QEM`."""
         super().__init__(estimators.QEM(order, variance, basis))

@@ -124,7 +124,16 @@ def test_integrations(folder: Path) -> int:
     root = Path(__file__).parents[1]
     python = make_peer("tianshou-tests", TIANSHOU_TESTS, folder)
     # Without our configuration, which is for the packages that tests of our own have.
-    options = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(root), str(root / "tests" / "peers")]
+    options = [
+        "-p",
+        "no:cacheprovider",
+        "--noconftest",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(root),
+        str(root / "tests/peers"),
+    ]
     variables = {**os.environ, "PYTHONPATH": str(root / "src")}
     return subprocess.run([str(python), "-m", "pytest", "-v", *options], check=False, env=variables).returncode
 

@@ -269,18 +269,27 @@ SOURCES: tuple[Source, ...] = (
     ),
     Source("DQN Zoo", ("minatar", "classic"), DISCRETE, "network.initializer fan-in"),
     Source(
+        "[study](../../results/studies/classic-settings)",
+        ("classic",),
+        DISCRETE,
+        """
+        update_every 1
+        target_every 500
+        replay.n_step 3
+        optimizer.learning_rate 0.001
+        exploration.final 0.05
+        exploration.over_steps 20000
+        """,
+    ),
+    Source(
         "Dopamine's CartPole",
         ("classic",),
         DISCRETE,
         """
         discount 0.99
-        update_every 4
-        target_every 100
         learning_starts 500
         clip_rewards false
         replay.capacity 50000
-        replay.n_step 1
-        optimizer.learning_rate 0.001
         optimizer.epsilon 0.0003125
         optimizer.max_gradient_norm none
         exploration.random_steps none
@@ -397,9 +406,7 @@ SOURCES: tuple[Source, ...] = (
         representation.num_target_levels 32
         exploration epsilon-greedy
         exploration.initial 1.0
-        exploration.final 0.01
         exploration.begin_steps 500
-        exploration.over_steps 10000
         exploration.evaluation 0.001
         network.torso auto
         network.widths 256 256

@@ -160,7 +160,7 @@ def test_naming_the_parts_that_are_there_changes_nothing(preset, env):
 
 def test_a_part_of_the_kind_that_is_there_keeps_what_was_set_before():
     assert agent("qr-dqn", exploration="epsilon-greedy").exploration == EpsilonGreedy(
-        begin_steps=500, over_steps=10_000
+        final=0.05, begin_steps=500, over_steps=20_000
     )
     assert agent("tqc", "Hopper-v5", ensemble="pooled-truncation").ensemble == PooledTruncation(5, 5)
     assert agent("td3", "Hopper-v5", ensemble="elementwise-min").ensemble == ElementwiseMin(2, "first")
@@ -202,7 +202,7 @@ def test_another_part_takes_over_what_both_have_in_common():
     assert isinstance(other, ValueConfig)
     assert isinstance(plain, ValueConfig)
     assert other.exploration == replace(own, bonus=StdBonus())
-    assert plain.exploration == EpsilonGreedy(begin_steps=500, over_steps=10_000, evaluation=0.5)
+    assert plain.exploration == EpsilonGreedy(final=0.05, begin_steps=500, over_steps=20_000, evaluation=0.5)
 
 
 def test_a_bonus_by_qem_is_by_the_agents_own_qem_if_that_can_be():

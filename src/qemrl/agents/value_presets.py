@@ -1,8 +1,8 @@
 """Every named algorithm of the DQN family, with the settings of each family.
 
 A preset is a function from a family to a configuration. The families: `atari` has the settings of the paper's table 2
-and, where the table is silent, of DQN Zoo; `minatar` has the network of the MinAtar paper, with what a study chose
-(results/studies/minatar-settings); `classic` is everything else. docs/settings.py knows the source of each setting.
+and, where the table is silent, of DQN Zoo; `minatar` has the network of the MinAtar paper, and `classic` is everything
+else, both with what studies chose (results/studies). docs/settings.py knows the source of each setting.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,12 @@ SHARED: dict[DiscreteFamily, ValueConfig] = {
         learning_starts=1_000,
     ),
     "classic": ValueConfig(
-        exploration=EpsilonGreedy(begin_steps=500, over_steps=10_000),
+        exploration=EpsilonGreedy(final=0.05, begin_steps=500, over_steps=20_000),
         network=NetworkConfig(widths=(256, 256)),
-        replay=ReplayConfig(capacity=50_000),
+        replay=ReplayConfig(capacity=50_000, n_step=3),
         batch_size=64,
-        target_every=100,
+        update_every=1,
+        target_every=500,
         learning_starts=500,
     ),
 }

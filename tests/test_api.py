@@ -125,7 +125,7 @@ def test_wrong_observations_are_named(saved):
         ({"env": "Pendulum-v1"}, "actor-critic presets are for continuous ones: sac, td3, dsac"),
         ({"overrides": {"replay.nstep": 3}}, "there is no setting 'replay.nstep' here.*; did you mean 'replay.n_step'"),
         ({"overrides": {"discount": 2.0}}, "discount must be in"),
-        ({"num_envs": 3}, "3 environments do not fit an update every 4 steps"),
+        ({"env": "minatar/breakout", "num_envs": 3}, "3 environments do not fit an update every 4 steps"),
     ],
 )
 def test_what_is_mistyped_or_does_not_fit_is_named(arguments, message):

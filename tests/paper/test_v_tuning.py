@@ -9,6 +9,7 @@ import pytest
 from qemrl.agents.value import ValueConfig
 from qemrl.estimators import QEM, EmpiricalMean, TailVariance
 from qemrl.exploration import EpsilonGreedy
+from qemrl.paper.agent_runs import configure_item
 from qemrl.paper.items import v_tuning
 from qemrl.paper.items.v_tuning import (
     ARMS,
@@ -24,7 +25,6 @@ from qemrl.paper.items.v_tuning import (
     p_value_of_range,
     pendulum,
 )
-from qemrl.training.config import configure
 
 
 def ramp(low: float) -> Curves:
@@ -41,14 +41,14 @@ def test_arms_differ_in_the_estimator_alone(task: Task):
         assert config.agent.estimator == (EmpiricalMean() if arm == PLAIN else QEM(4, TailVariance(float(arm), 0.1)))
         agent = replace(config.agent, estimator=runs[PLAIN].agent.estimator)
         assert replace(config, agent=agent) == runs[PLAIN]
-    published = configure(task.preset, task.env, task.steps).agent.estimator
+    published = configure_item(task.preset, task.env, task.steps).agent.estimator
     assert runs[task.published].agent.estimator == published
 
 
 def test_agents_are_those_of_the_presets_but_for_epsilon_and_the_cart_poles_layers():
-    assert pendulum(10_000, 2).agent("1.2") == configure("qem-dsac-mlp", "jax/pendulum", 10_000).agent
+    assert pendulum(10_000, 2).agent("1.2") == configure_item("qem-dsac-mlp", "jax/pendulum", 10_000).agent
     for task, share in ((breakout(100_000, 2), 0.25), (cartpole(100_000, 2), 0.2)):
-        preset, agent = configure(task.preset, task.env, task.steps).agent, task.agent("1.5")
+        preset, agent = configure_item(task.preset, task.env, task.steps).agent, task.agent("1.5")
         assert isinstance(agent, ValueConfig)
         assert isinstance(preset, ValueConfig)
         assert isinstance(agent.exploration, EpsilonGreedy)

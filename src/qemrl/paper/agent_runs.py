@@ -4,10 +4,33 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from qemrl.agents.names import VALUE_AGENTS, EnvFamily
 from qemrl.paper.claims import Tick
 from qemrl.training.compiled_loop import CompiledLoop
-from qemrl.training.config import RunConfig
+from qemrl.training.config import RunConfig, configure, env_family
 from qemrl.training.loops import make_loop
+
+SETTINGS: dict[EnvFamily, dict[str, Any]] = {
+    "minatar": {"network.widths": (), "replay.n_step": 1, "optimizer.learning_rate": 1e-4},
+    "classic": {
+        "exploration.final": 0.01,
+        "exploration.over_steps": 10_000,
+        "replay.n_step": 1,
+        "update_every": 4,
+        "target_every": 100,
+    },
+}
+"""Settings of value agents in items: what the presets had when the results under results/paper were made."""
+
+
+def find_settings(preset: str, env: str) -> dict[str, Any]:
+    """The settings of a preset in items that are not those of the preset itself by now."""
+    return SETTINGS.get(env_family(env), {}) if preset in VALUE_AGENTS else {}
+
+
+def configure_item(preset: str, env: str, steps: int, seed: int = 0, num_seeds: int = 1) -> RunConfig:
+    """The run of a preset in an item."""
+    return configure(preset, env, steps, seed, num_seeds, overrides=find_settings(preset, env))
 
 
 def look_every(config: RunConfig, steps: int, episodes: int) -> RunConfig:

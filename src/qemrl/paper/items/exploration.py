@@ -143,7 +143,7 @@ def configure_agent(arm: str, steps: int) -> ValueConfig:
         representation=FixedQuantiles(QUANTILES),
         exploration=exploration,
         network=NetworkConfig(widths=(64,)),
-        replay=replace(config.replay, capacity=10_000),
+        replay=replace(config.replay, capacity=10_000, n_step=1),
         batch_size=32,
         update_every=2,
         target_every=100,

@@ -18,11 +18,11 @@ from qemrl.envs.jax.env import JaxEnv
 from qemrl.envs.jax.registry import make_jax_env
 from qemrl.estimators import QEM, EmpiricalMean, midpoints
 from qemrl.exploration import EpsilonGreedy
-from qemrl.paper.agent_runs import look_every, train
+from qemrl.paper.agent_runs import configure_item, look_every, train
 from qemrl.paper.claims import Tick
 from qemrl.tabular import Learning, Policy, TabularMDP, learn, policy_values
 from qemrl.tabular.exact import action_probs
-from qemrl.training.config import RunConfig, configure
+from qemrl.training.config import RunConfig
 from qemrl.training.schedule import Keys
 
 QUANTITIES = ("QEM", "QEM c₁", "plain", "DLTV", "DLTV ×4")
@@ -99,7 +99,7 @@ class Player(NamedTuple):
 
 def configure_agent(env: str, steps: int, seed: int) -> RunConfig:
     """The run of QR-DQN's preset, its ε falling over the same share of the run as in a million steps."""
-    config = configure("qr-dqn", env, max(1, steps), seed)
+    config = configure_item("qr-dqn", env, max(1, steps), seed)
     assert isinstance(config.agent, ValueConfig)
     assert isinstance(config.agent.exploration, EpsilonGreedy)
     exploration = replace(config.agent.exploration, over_steps=max(1, steps // 4))

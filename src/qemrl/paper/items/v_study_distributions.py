@@ -43,8 +43,9 @@ def measured_returns() -> dict[str, Float[np.ndarray, " n"]]:
 def measure_returns(preset: str, env: str, steps: int) -> dict[str, Any]:
     """Train an agent, let it play, and keep the quantiles of its returns."""
     from qemrl import make
+    from qemrl.paper.agent_runs import find_settings
 
-    agent = make(preset, env).learn(steps, progress=False)
+    agent = make(preset, env, overrides=find_settings(preset, env)).learn(steps, progress=False)
     returns = agent.evaluate(EPISODES).returns
     quantiles = np.quantile(returns, midpoints(LEVELS), method="hazen")
     return {

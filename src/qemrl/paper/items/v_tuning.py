@@ -19,11 +19,11 @@ from qemrl.agents.value import ValueConfig
 from qemrl.estimators import QEM, EmpiricalMean, TailVariance, midpoints
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
-from qemrl.paper.agent_runs import look_every, train
+from qemrl.paper.agent_runs import configure_item, look_every, train
 from qemrl.paper.claims import Claim, Result, Scale, Tick, check_claim, scale_tick
 from qemrl.plotting import style as figures
 from qemrl.plotting.style import heading, level_line, light_grid
-from qemrl.training.config import RunConfig, configure, default_steps
+from qemrl.training.config import RunConfig, default_steps
 
 PLAIN = "mean"
 """The arm without QEM."""
@@ -62,7 +62,7 @@ class Task:
 
     def agent(self, arm: str) -> ValueConfig | ActorCriticConfig:
         """The agent of an arm; ε falls over the same share of the run as in the preset's own."""
-        config = replace(configure(self.preset, self.env, self.steps).agent, estimator=make_estimator(arm))
+        config = replace(configure_item(self.preset, self.env, self.steps).agent, estimator=make_estimator(arm))
         if not isinstance(config, ValueConfig):
             return config
         exploration = config.exploration
@@ -76,7 +76,7 @@ class Task:
 
     def run(self, arm: str, seed: int) -> RunConfig:
         """The run of an arm, with all seeds in one program."""
-        config = configure(self.preset, self.env, self.steps, seed, self.num_seeds)
+        config = configure_item(self.preset, self.env, self.steps, seed, self.num_seeds)
         return look_every(replace(config, agent=self.agent(arm)), self.steps // RECORDS, EPISODES)
 
     @property

@@ -223,6 +223,15 @@ SOURCES: tuple[Source, ...] = (
         """,
     ),
     Source(
+        "[study](../../results/studies/iqn-settings)",
+        ("minatar",),
+        IMPLICIT,
+        """
+        optimizer.learning_rate 0.0006
+        network.initializer fan-in
+        """,
+    ),
+    Source(
         "[study](../../results/studies/minatar-settings)",
         ("minatar",),
         DISCRETE,

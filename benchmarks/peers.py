@@ -128,6 +128,7 @@ def test_integrations(folder: Path) -> int:
         "-p",
         "no:cacheprovider",
         "--noconftest",
+        "--no-header",
         "-c",
         os.devnull,
         "--rootdir",

@@ -6,8 +6,6 @@ import platform
 import subprocess
 from pathlib import Path
 
-import jax
-
 
 class MemoryShortageError(Exception):
     """A run would need more memory than there is."""
@@ -31,6 +29,8 @@ def processor_name() -> str:
 @functools.cache
 def summarize_machine() -> str:
     """The processor, the cores of it that this process may use, and the accelerator, if there is one."""
+    import jax  # commands that only draw do not wait for it
+
     cores = available_cores()
     host = f"{processor_name()}, {cores} core{'' if cores == 1 else 's'}"
     device = jax.devices()[0]

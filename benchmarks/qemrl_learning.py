@@ -26,10 +26,11 @@ class Task(NamedTuple):
     overrides: Mapping[str, Any] = MappingProxyType({})
 
 
-GREEDY = {"exploration.begin_steps": 0, "exploration.evaluation": 0.0}
-"""As the peers: epsilon falls from the first step on, and evaluations have none."""
+GREEDY = {"exploration.begin_steps": 0, "exploration.final": 0.01, "exploration.evaluation": 0.0}
+"""As the peers: epsilon falls from the first step on, to 0.01, and evaluations have none."""
 
 CARTPOLE = GREEDY | {
+    "exploration.over_steps": 10_000,
     "network.widths": (256, 256),
     "optimizer.learning_rate": 1e-3,
     "replay.capacity": 50_000,
@@ -54,6 +55,7 @@ TASKS: Mapping[str, Task] = {
             "replay.capacity": 100_000,
             "replay.n_step": 3,
             "batch_size": 32,
+            "update_every": 4,
             "target_every": 1_000,
             "learning_starts": 1_000,
         },

@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "qemrl needs Python 3.11 or newer; try: make env PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[atari,dev,minatar,mujoco,ray,sb3,tensorboard,torch,video]'
+	  --constraint constraints.txt --editable '.[atari,dev,minatar,mujoco,onnx,ray,sb3,tensorboard,torch,tune,video,wandb]'
 	@touch $@
 
 demo: env  ## train QR-DQN and QEM-DQN on MinAtar's Breakout: learning curves and a table, in 3 to 5 minutes

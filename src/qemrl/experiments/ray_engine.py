@@ -13,6 +13,7 @@ from typing import Any
 
 from qemrl.experiments.engines import EndedRun, Needs
 from qemrl.experiments.worker import cause_of_failure, thread_variables, work
+from qemrl.extras import how_to_install
 from qemrl.training.machine import available_cores
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +43,7 @@ class RayEngine:
         try:
             import ray
         except ImportError as error:
-            raise ValueError("the engine `ray` needs Ray: pip install 'qemrl[ray]'") from error
+            raise ValueError(f"the engine `ray` needs Ray; {how_to_install('ray')}") from error
         self.ray, self.retries = ray, retries
         quiet = {"log_to_driver": False, "logging_level": "warning"}
         if address is None:

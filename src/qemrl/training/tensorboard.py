@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qemrl.extras import how_to_install
 from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig
 from qemrl.training.loops import Loop
@@ -25,7 +26,7 @@ def require_tensorboard() -> None:
         ValueError: It is not; the message says how to install it.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError("--tensorboard needs a package that is not installed; run: pip install 'qemrl[tensorboard]'")
+        raise ValueError(f"--tensorboard needs a package that is not installed; {how_to_install('tensorboard')}")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from qemrl.envs.gym.host_envs import HostEnvs
+from qemrl.extras import how_to_install
 from qemrl.training.loops import Evaluator, evaluation_envs
 
 MAX_FRAMES = 2_000
@@ -122,7 +123,7 @@ def _enlarge(frame: Frame) -> Frame:
 def _reason(error: Exception) -> str:
     chain = list(itertools.islice(_causes(error), 5))
     if any(isinstance(cause, ImportError) for cause in chain) or "not installed" in str(error):
-        return f"a package is missing ({error}); run: pip install 'qemrl[video]'"
+        return f"a package is missing ({error}); {how_to_install('video')}"
     return f"{type(error).__name__}: {error}"
 
 

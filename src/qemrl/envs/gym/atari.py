@@ -102,18 +102,29 @@ def protocol_for(env_id: str, name: str | None = None) -> AtariProtocol:
     return ATARI_PROTOCOLS[name]
 
 
-def make_atari(env_id: str, protocol: AtariProtocol | None = None, render: bool = False) -> "AtariGame":
+def make_atari(
+    env_id: str,
+    protocol: AtariProtocol | None = None,
+    render: bool = False,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+) -> "AtariGame":
     """An Atari game under a protocol, by default the one that the id stands for.
 
     Args:
         env_id: `ALE/...-v5` or `...NoFrameskip-v4` (or v0).
         protocol: What happens around the game; it must agree with the id on sticky actions.
         render: Whether `render` gives the screen in color.
+        kwargs: The game's own switches, `mode` and `difficulty`.
     """
+    others = sorted(set(kwargs) - {"mode", "difficulty"})
+    if others:
+        raise ValueError(
+            f"{env_id} takes mode and difficulty; {', '.join(others)} is a matter of the protocol (--protocol.NAME)"
+        )
     sticky = _registered_stickiness(env_id)
     protocol = protocol_for(env_id) if protocol is None else protocol
     _check_agreement(env_id, protocol, sticky)
-    return AtariGame(env_id, protocol, render)
+    return AtariGame(env_id, protocol, render, kwargs)
 
 
 class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
@@ -128,13 +139,14 @@ class AtariGame(gymnasium.Env[np.ndarray, np.int64]):
     episode's first observation (no-ops, FIRE) are not given to anybody.
     """
 
-    def __init__(self, env_id: str, protocol: AtariProtocol, render: bool):
+    def __init__(self, env_id: str, protocol: AtariProtocol, render: bool, kwargs: Mapping[str, Any]):
         self.protocol = protocol
         self.render_mode = "rgb_array" if render else None
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": max(1, 60 // protocol.frame_skip)}
         action = import_ale(env_id).Action
         game = gymnasium.make(
             env_id,
+            **kwargs,
             frameskip=1,  # skipped here, and not twice
             repeat_action_probability=0.0,
             max_num_frames_per_episode=protocol.max_frames,

@@ -3,23 +3,33 @@
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registration
+from gymnasium.envs.registration import load_env_creator
+
+from qemrl.extras import how_to_install
 
 _ALE_ENTRY = "ale_py.env:AtariEnv"
 
-_PACKAGES = {"ALE/": "ale-py", "MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+_PACKAGES = {"MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 """The pip package that registers ids which begin so."""
 
-_EXTRAS = {"box2d": "gymnasium[box2d]", "mujoco": "qemrl[mujoco]", "ale_py": "ale-py"}
-"""The pip package without which environments of this module cannot be built."""
+_INSTALL = {
+    "box2d": "run: pip install 'gymnasium[box2d]'",
+    "mujoco": how_to_install("mujoco"),
+    "ale_py": how_to_install("atari"),
+}
+"""How to install what environments of this module cannot be built without."""
 
 
 class UnknownEnvironment(ValueError):  # noqa: N818 - what it is, not that it is an error
@@ -49,10 +59,35 @@ def import_ale(env_id: str) -> ModuleType:
     try:
         ale_py = importlib.import_module("ale_py")
     except ImportError as error:
-        raise MissingPackage(f"{env_id} is an Atari game; run: pip install ale-py") from error
+        raise MissingPackage(f"{env_id} is an Atari game; {how_to_install('atari')}") from error
     gymnasium.register_envs(ale_py)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise it prints a banner
     return ale_py
+
+
+def split_id(env_id: str) -> tuple[str, str]:
+    """The module that has to be imported for an environment, empty if there is none, and its id in the registry."""
+    module, _, name = env_id.rpartition(":")
+    return module, name
+
+
+def _import_module(name: str) -> None:
+    """Import a module, from the working folder too: this one alone, which may hide no other."""
+    top = name.partition(".")[0]
+    if importlib.util.find_spec(top) is None:
+        places = [Path(f"{top}.py"), Path(top, "__init__.py")]
+        found = next((place for place in places if place.is_file()), None)
+        if found is not None:
+            spec = importlib.util.spec_from_file_location(top, found.resolve())
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[top] = module = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[top]
+                raise
+    importlib.import_module(name)
 
 
 def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
@@ -62,10 +97,10 @@ def find_environment(env_id: str, also: Sequence[str] = ()) -> Registration:
         env_id: An id of Gymnasium, `module:id` where a module has to be imported to register it.
         also: More names that exist elsewhere, to suggest where the id is unknown.
     """
-    module, _, name = env_id.rpartition(":")
+    module, name = split_id(env_id)
     if module:
         try:
-            importlib.import_module(module)
+            _import_module(module)
         except ModuleNotFoundError as error:
             raise MissingPackage(f"{env_id} needs the module {module!r}, which cannot be imported: {error}") from error
     if is_atari(name):
@@ -97,9 +132,18 @@ def missing_package(registration: Registration, error: Exception) -> MissingPack
         return MissingPackage(
             f"{registration.id} cannot be built with the MuJoCo that is installed; use {newest} ({error})"
         )
-    packages = [package for part, package in _EXTRAS.items() if part in where]
-    advice = f"run: pip install '{packages[0]}'" if packages else "see the end of this message for what to install"
+    known = [command for part, command in _INSTALL.items() if part in where]
+    advice = known[0] if known else "see the end of this message for what to install"
     return MissingPackage(f"{registration.id} needs a package that is not installed; {advice} ({error})")
+
+
+def wrong_kwargs(registration: Registration, kwargs: Mapping[str, Any], error: TypeError) -> ValueError:
+    """The error to raise where an environment was not built because of what it was to be built with."""
+    made = registration.entry_point
+    creator = load_env_creator(made) if isinstance(made, str) else made
+    takes = [] if creator is None else [name for name in inspect.signature(creator).parameters if name != "kwargs"]
+    known = f"it takes {', '.join(takes)}" if takes else "it takes none"
+    return ValueError(f"{registration.id} cannot be made with {dict(kwargs)!r}: {error}; {known}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -10,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from jaxtyping import Bool, Float, Int
 
 from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
-from qemrl.envs.gym.catalog import find_environment, ignore_age_warnings, is_atari, missing_package
+from qemrl.envs.gym.catalog import find_environment, ignore_age_warnings, is_atari, missing_package, wrong_kwargs
 from qemrl.envs.gym.histories import Histories, episode_seed, schedule_replay
 from qemrl.envs.gym.in_process import InProcessEnvs
 from qemrl.envs.gym.spaces import (
@@ -323,6 +324,7 @@ def make_host_envs(
     asynchronous: bool = False,
     render: bool = False,
     also: Sequence[str] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> HostEnvs:
     """Environments of Gymnasium with this id, whose episodes can be repeated and restored.
 
@@ -334,6 +336,7 @@ def make_host_envs(
             a script must then be guarded by `if __name__ == "__main__"`).
         render: Whether `HostEnvs.render` gives pictures.
         also: Names to suggest where the id is unknown, besides those of Gymnasium.
+        kwargs: What the environment is made with, by the names of its own arguments.
     """
     if num_envs < 1:
         raise ValueError(f"there must be at least one environment, got {num_envs}")
@@ -342,27 +345,36 @@ def make_host_envs(
         protocol = protocol_for(env_id) if protocol is None else protocol
     elif protocol is not None:
         raise ValueError(f"{env_id} is no Atari game; it cannot have the Atari protocol {protocol.name!r}")
-    make = partial(_make_one, env_id, protocol, render)
+    make = partial(_make_one, env_id, protocol, render, dict(kwargs))
     if asynchronous:
         # a server that forks, because the threads of JAX do not survive a fork of this process
         vector = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
     else:
         vector = InProcessEnvs(make, num_envs)
+    return wrap_vector(vector, env_id, 1 if protocol is None else protocol.stack)
+
+
+def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: int = 1) -> HostEnvs:
+    """A vector environment behind our interface; it is closed where that is not possible."""
     try:
-        return HostEnvs(vector, env_id, 1 if protocol is None else protocol.stack)
+        return HostEnvs(vector, env_id, stacked_frames)
     except Exception:
         vector.close()
         raise
 
 
-def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool) -> gymnasium.Env:
+def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     registration = find_environment(env_id)
     try:
         if protocol is not None:
-            return make_atari(env_id, protocol, render)
+            return make_atari(env_id, protocol, render, kwargs)
         # only passed where it is needed, for not every environment takes it
         rendering: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         with ignore_age_warnings(registration):
-            return gymnasium.make(env_id, **rendering)
+            return gymnasium.make(env_id, **kwargs, **rendering)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(registration, error) from error
+    except TypeError as error:
+        if not kwargs:
+            raise
+        raise wrong_kwargs(registration, kwargs, error) from error

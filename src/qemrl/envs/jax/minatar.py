@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, UInt8
 
 from qemrl.envs.jax.env import JaxEnv, Outcome, delay_rewards, limit_time
+from qemrl.extras import how_to_install
 from qemrl.types import EnvSpec
 
 MINATAR_GAMES = ("breakout", "asterix", "freeway", "seaquest", "space_invaders")
@@ -61,7 +62,7 @@ def make_minatar(game: str) -> JaxEnv:
     try:
         import pgx
     except ModuleNotFoundError as error:
-        message = f"'minatar/{game}' needs pgx, which cannot be imported: pip install 'qemrl[minatar]'"
+        message = f"'minatar/{game}' needs pgx, which cannot be imported; {how_to_install('minatar')}"
         raise ValueError(message) from error
     with jax.ensure_compile_time_eval():  # pgx imports the game here, and a game's module holds arrays
         rules: Any = pgx.make(f"minatar-{game}")  # type: ignore[arg-type]

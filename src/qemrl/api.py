@@ -22,12 +22,22 @@ from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
 from qemrl.config.serialize import to_json
 from qemrl.distributional.representations import check_compatible
+from qemrl.envs.gym.given import Given, GivenEnvs
+from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.estimators import Statistic
 from qemrl.training import checkpoint
 from qemrl.training.callbacks import show_progress
 from qemrl.training.config import RunConfig, configure, read_config
 from qemrl.training.evaluation import make_act
-from qemrl.training.loops import Evaluator, Loop, describe_environment, make_envs, make_loop, read_params
+from qemrl.training.loops import (
+    Evaluator,
+    Loop,
+    check_imports,
+    describe_environment,
+    make_envs,
+    make_loop,
+    read_params,
+)
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.train import Stopped, extend, save_checkpoint, train
 from qemrl.types import EnvSpec, ReturnDist
@@ -57,25 +67,26 @@ class _LoadedRun(NamedTuple):
 class TrainableAgent:
     """An agent with all that it needs to go on learning; `make` and `load` give one."""
 
-    def __init__(self, config: RunConfig, spec: EnvSpec | None = None) -> None:
+    def __init__(self, config: RunConfig, spec: EnvSpec | None = None, given: GivenEnvs | None = None) -> None:
         """An agent that has learned nothing yet.
 
         Args:
             config: A run of one seed.
             spec: What is known of the environment. Without it, the environments to learn in are built now.
+            given: The environment that was handed over, if it was.
         """
         if config.num_seeds != 1:
             raise ValueError(f"an agent has one seed, got num_seeds={config.num_seeds}")
-        self.config = config
+        self.config, self._given = config, given
         self._envs = None
         if spec is None:
-            self._envs = make_envs(config)
+            self._envs = make_envs(config, given)
             spec = self._envs.spec
         self.spec: EnvSpec = spec
         self.agent: InspectableAgent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _LoadedRun | None = None
-        self._evaluator = Evaluator(config, self.agent)
+        self._evaluator = Evaluator(config, self.agent, given)
         self._explore = make_act(self.agent, evaluating=False)
         self._values = jax.jit(self.agent.q_values)
         self._decide = jax.jit(self.agent.greedy_action, static_argnums=3)
@@ -183,6 +194,10 @@ class TrainableAgent:
         returns, lengths = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
         return Evaluation(returns.astype(np.float64), lengths.astype(np.int64))
 
+    def evaluation_envs(self, count: int = 1, render: bool = False) -> HostEnvs:
+        """New environments like those that evaluations are played in; close them after use."""
+        return self._evaluator.make_envs(count, render)
+
     def record_video(self, path: str | Path) -> bool:
         """Whether one evaluation episode was written to a .gif or .mp4 file; if not, a warning says why."""
         from qemrl.training.video import record_episode
@@ -210,7 +225,7 @@ class TrainableAgent:
                     f"{loaded.path} has several seeds, of which one alone can predict but not go on learning; "
                     f"all go on together with: qemrl resume {loaded.path} --steps N"
                 )
-            loop = make_loop(self.config, self._envs)
+            loop = make_loop(self.config, self._envs, self._given)
             if loaded is not None:
                 _restore(loop, loaded)
             self._loop = loop
@@ -276,38 +291,73 @@ def _find_saved(path: Path, config: RunConfig) -> RunDirectory | None:
 
 def make(
     preset: str,
-    env: str,
+    env: str | Given,
     seed: int = 0,
     num_envs: int = 1,
     overrides: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    evaluation_env: Given | None = None,
 ) -> TrainableAgent:
     """An agent with the settings that its preset has for this environment.
 
     Args:
         preset: A name of `qemrl list`.
-        env: The id of a Gymnasium or of a JAX environment.
+        env: The id of a Gymnasium or of a JAX environment; or an environment of Gymnasium, a function that makes one,
+            or a vector environment.
         seed: The seed of all randomness.
-        num_envs: Environments side by side.
+        num_envs: Environments side by side; a vector environment brings its own number.
         overrides: Other settings by dotted name, as options of `qemrl train` have them, such as {"estimator": "qem",
             "estimator.order": 2, "replay.n_step": 3}.
+        env_kwargs: What the environment of an id, or the function, is called with.
+        evaluation_env: An environment to evaluate in, or a function that makes one, where it is not like `env`.
     """
-    return TrainableAgent(configure(preset, env, steps=1, seed=seed, num_envs=num_envs, overrides=overrides or {}))
+    kwargs = dict(env_kwargs or {})
+    if isinstance(env, str):
+        if evaluation_env is not None:
+            raise ValueError(f"evaluations are played in {env}, too; give `env` as a function for another environment")
+        settings = {**(overrides or {}), **{f"env_kwargs.{name}": value for name, value in kwargs.items()}}
+        return TrainableAgent(configure(preset, env, steps=1, seed=seed, num_envs=num_envs, overrides=settings))
+    given = GivenEnvs(env, kwargs, evaluation_env)
+    if num_envs == 1 and given.num_envs is not None:
+        num_envs = given.num_envs
+    return TrainableAgent(
+        configure(preset, given.name, 1, seed, num_envs=num_envs, overrides=overrides or {}, env_is_given=True),
+        given=given,
+    )
 
 
-def load(path: str | Path, seed: int | None = None) -> TrainableAgent:
+def load(
+    path: str | Path,
+    seed: int | None = None,
+    env: Given | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    evaluation_env: Given | None = None,
+    allow_imports: bool = False,
+) -> TrainableAgent:
     """The agent of a run directory, as its last good checkpoint has it.
 
     Args:
         path: What `TrainableAgent.save` or `qemrl train` wrote.
         seed: Which of several seeds; by default the first. Of several seeds, one can predict but not go on learning.
+        env: The environment, where it was handed over from Python to begin with, or to be used in the place of the
+            one that the run names: as in `make`, but no id.
+        env_kwargs: What a function `env` is called with.
+        evaluation_env: An environment to evaluate in, where it is not like `env`.
+        allow_imports: Whether a module that the run names (`module:id`) may be imported, which can do anything.
     """
     directory = RunDirectory(Path(path))
     config = read_config(directory.config)
     seed = config.seed if seed is None else seed
     if seed not in config.seeds:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
+    if isinstance(env, str):
+        raise ValueError(f"{path} knows the id of its environment, {config.env}; `env` is for an environment itself")
     alone = replace(config, seed=seed, num_seeds=1)
-    agent = TrainableAgent(alone, describe_environment(alone))
+    if env is None:
+        check_imports(config, allow_imports)
+        agent = TrainableAgent(alone, describe_environment(alone))
+    else:
+        agent = TrainableAgent(alone, given=GivenEnvs(env, env_kwargs or {}, evaluation_env))
     found = read_params(config, agent.spec, directory.checkpoints, seed)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")

@@ -1,6 +1,7 @@
 """The commands that train an agent, resume it, and try it out: train, resume, evaluate."""
 
 import argparse
+import ast
 import contextlib
 import shlex
 import sys
@@ -25,6 +26,7 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
 
   --env ID           an environment of Gymnasium (CartPole-v1, Hopper-v5, ALE/Pong-v5, module:Id-v0), or one in JAX
                      (minatar/breakout, jax/cartpole, jax/pendulum)
+  --env-kwargs.X V   what the environment is made with: X=V
   --settings NAME    settings of a paper or a repository in the place of the default: a name of `qemrl list`
   --steps N          how many steps each seed learns for
   --seed S           the first seed
@@ -70,14 +72,16 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         _start(config, None if out is None else Path(out), tensorboard)
 
 
-def resume(directory: Positional[Path], steps: int | None = None) -> None:
+def resume(directory: Positional[Path], steps: int | None = None, allow_imports: bool = False) -> None:
     """Resume a run from its last checkpoint.
 
     Args:
         directory: The folder of the run.
         steps: Go on to this number of steps, further than planned.
+        allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
     from qemrl.training.config import read_config
+    from qemrl.training.loops import check_imports, make_loop
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.train import extend
 
@@ -91,7 +95,9 @@ def resume(directory: Positional[Path], steps: int | None = None) -> None:
             )
             config = extend(run, steps)
             run = RunDirectory(directory)
-    _run(config, run, False)
+        check_imports(config, allow_imports)
+        loop = None if run.done else make_loop(config)
+    _run(config, run, False, loop)
 
 
 def evaluate(
@@ -101,6 +107,7 @@ def evaluate(
     video: Path | None = None,
     json: bool = False,
     out: Path | None = None,
+    allow_imports: bool = False,
 ) -> None:
     """Play episodes with the agent of a run's last checkpoint; the run itself is left as it is.
 
@@ -111,6 +118,7 @@ def evaluate(
         video: Record an episode of the first seed to this file, .mp4 or .gif.
         json: Print one JSON object and nothing else.
         out: Write the JSON object to this file as well.
+        allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
     require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
     from qemrl import api
@@ -123,14 +131,14 @@ def evaluate(
             require_suffix(video)
         config = read_config(RunDirectory(directory).config)
         chosen = config.seeds if seed_of_run is None else (seed_of_run,)
-        agents = [api.load(directory, seed) for seed in chosen]
+        agents = [api.load(directory, seed, allow_imports=allow_imports) for seed in chosen]
     with failures():
         results = [agent.evaluate(episodes) for agent in agents]
         filmed = video is not None and agents[0].record_video(video)
     data: dict[str, Any] = {
         "run": str(directory),
         "preset": config.preset,
-        "env": config.env,
+        "env": config.env_name,
         "step": agents[0].steps,
         "episodes": episodes,
         "seeds": [
@@ -183,6 +191,7 @@ def _take_preset(words: list[str], presets: list[str]) -> str | None:
 
 NOT_SETTINGS = {
     "env": ("ID", "The environment."),
+    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
     "tensorboard": ("", "Write event files for TensorBoard, too."),
@@ -190,8 +199,11 @@ NOT_SETTINGS = {
 """Options of `train` that are no settings of the run: what they take, and what they are."""
 
 
-def _read_options(words: Sequence[str]) -> dict[str, str]:
-    """The text behind each option, by the option's name; of one that is there twice the last."""
+def _read_options(words: Sequence[str]) -> dict[str, Any]:
+    """The text behind each option, by the option's name; of one that is there twice the last.
+
+    What an environment is made with has no type that is known here: it is what it looks like.
+    """
     from qemrl.config.suggestions import nearest
 
     options: dict[str, str] = {}
@@ -200,13 +212,23 @@ def _read_options(words: Sequence[str]) -> dict[str, str]:
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")
-            typo = name not in NOT_SETTINGS and nearest(name, NOT_SETTINGS, cutoff=0.8)
+            typo = name not in NOT_SETTINGS and "." not in name and nearest(name, NOT_SETTINGS, cutoff=0.8)
             require(not typo, f"there is no option --{name}; did you mean --{typo}?")
             options[name] = value
         else:
             require(bool(name), f"`{word}` stands alone; options begin with --")
             options[name] = f"{options[name]} {word}".strip()
-    return options
+    return {name: _read_literal(value) if name.startswith("env_kwargs.") else value for name, value in options.items()}
+
+
+def _read_literal(text: str) -> Any:
+    """What a word looks like: a number, a truth value, None, a list, or quoted text; else the word itself."""
+    words = {"": True, "true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(text)
+    return text
 
 
 def _format_help(config: "RunConfig", env: str | None) -> str:

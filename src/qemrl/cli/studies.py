@@ -84,6 +84,7 @@ def show(
     seed_of_run: int | None = None,
     moments: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
     out: Path | None = None,
+    allow_imports: bool = False,
 ) -> None:
     """Play an episode and draw the return distributions of each action along it.
 
@@ -96,6 +97,7 @@ def show(
         seed_of_run: Which of the run's seeds; by default its first.
         moments: At how many moments of the episode the distributions are drawn.
         out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
+        allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
     require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
     require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
@@ -107,7 +109,7 @@ def show(
 
     with show_status("playing an episode"), failures():
         with usage():
-            agent = api.load(run, seed_of_run)
+            agent = api.load(run, seed_of_run, allow_imports=allow_imports)
         episode = watch_episode(agent, episode_seed, moments)
     if episode.note:
         print(f"note: the figure has no frames: {episode.note}")
@@ -123,6 +125,7 @@ def report(
     pdf: Path | None = None,
     agents: bool = True,
     seed: int = 0,
+    allow_imports: bool = False,
 ) -> None:
     """Make one HTML page about all runs below a folder: curves, scores with intervals, settings, saved agents.
 
@@ -138,6 +141,7 @@ def report(
         agents: Load one saved agent of each algorithm and task, and show the return distributions that it predicts;
             this takes some seconds for each.
         seed: The seed of the bootstrap.
+        allow_imports: Import the modules that runs name for their environments (module:id), to show their agents.
     """
     require(out.suffix in (".html", ".htm"), f"--out must be a file that ends in .html; got {out}")
     require(not out.is_dir(), f"--out must be a file, and {out} is a folder")
@@ -153,7 +157,7 @@ def report(
     from qemrl.training.run_directory import write_atomic
 
     with show_status("reading runs") as status, usage():
-        content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"))
+        content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"), allow_imports)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(out, make_page(content))

@@ -151,7 +151,7 @@ def status_table(statuses: "Sequence[RunStatus]", rows: int) -> Table:
     ranked = sorted(statuses, key=lambda status: order.index(status.state))
     for status in ranked[:rows]:
         run = status.run
-        names = (escape(run.arm), escape(run.config.env))
+        names = (escape(run.arm), escape(run.config.env_name))
         rest = (
             str(run.config.seed),
             status.state.value,
@@ -171,7 +171,7 @@ def status_table(statuses: "Sequence[RunStatus]", rows: int) -> Table:
 
 def _describe(status: "RunStatus") -> tuple[str, ...]:
     run = status.run
-    name = f"{run.arm} on {run.config.env}, seed {run.config.seed}: {status.state.value}"
+    name = f"{run.arm} on {run.config.env_name}, seed {run.config.seed}: {status.state.value}"
     score = "" if status.score is None else f"return {status.score:,.1f}"
     step = f"step {status.step:,} of {run.config.whole_steps:,}" if status.step else ""
     return (name, step, score, status.cause or "")

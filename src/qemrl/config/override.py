@@ -22,7 +22,7 @@ from qemrl.config.serialize import fits, is_record, plain_annotation, read_value
 from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import protocol_for
 
-FIXED = ("preset", "env", "agent")
+FIXED = ("preset", "env", "env_kwargs", "env_is_given", "agent")
 """Fields of a run that are not settings: they are given before."""
 
 

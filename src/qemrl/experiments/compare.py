@@ -176,7 +176,7 @@ def subtract(curve: Curve, against: Curve) -> Difference:
 
 def _read_result(path: Path) -> Result:
     run = read_run(path, path.name)
-    curve = build_curve(run.config.preset, run.config.env, run.evaluations)
+    curve = build_curve(run.config.preset, run.config.env_name, run.evaluations)
     if curve is None:
         raise ValueError(
             f"{path} has no evaluation yet; its first comes after {run.config.evaluate_every} steps: let "

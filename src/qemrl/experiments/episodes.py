@@ -18,7 +18,6 @@ from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.plotting import style
 from qemrl.plotting.distributions import Episode, Frame, StepPrediction, draw_episode
-from qemrl.training.loops import evaluation_envs
 
 MOST_CANDIDATES = 64
 """For how many steps the observation is kept; an Atari episode would otherwise fill the memory."""
@@ -64,11 +63,11 @@ def play_episode(agent: TrainableAgent, seed: int, render: bool) -> Generator[Mo
     if not 0 <= seed < 2**32:
         raise ValueError(f"the seed of an episode must lie in [0, 2³²), got {seed}")
     try:
-        envs = evaluation_envs(agent.config, 1, render)
+        envs = agent.evaluation_envs(1, render)
     except (gymnasium.error.Error, TypeError, ValueError) as error:
         if not render:
             raise
-        raise CannotDrawError(f"{agent.config.env} gives no pictures: {error}") from error
+        raise CannotDrawError(f"{agent.config.env_name} gives no pictures: {error}") from error
     try:
         yield from _play(agent, envs, seed, render)
     finally:
@@ -128,7 +127,7 @@ def watch_episode(agent: TrainableAgent, seed: int, predictions: int = 5) -> Epi
     found = [_predict_step(agent, step, candidates[step]) for step in chosen]
     rewards = np.array([reward for _, _, reward in log], np.float64)
     config = agent.config
-    title = f"{config.preset} on {config.env}, seed {config.seed}: an episode of {len(log)} steps, "
+    title = f"{config.preset} on {config.env_name}, seed {config.seed}: an episode of {len(log)} steps, "
     return Episode(
         title + f"return {rewards.sum():g}",
         distribution_kind(agent),

@@ -21,7 +21,7 @@ from qemrl.config.serialize import to_json
 from qemrl.experiments.engines import Needs
 from qemrl.experiments.sweep import RunStatus, State
 from qemrl.experiments.worker import thread_variables
-from qemrl.training.config import RunConfig, env_family, read_config
+from qemrl.training.config import RunConfig, read_config
 from qemrl.training.loops import describe_environment, make_loop, replay_bytes
 from qemrl.training.run_directory import RunDirectory
 from qemrl.types import EnvSpec
@@ -80,7 +80,7 @@ def estimate_needs(
     needs = {}
     for status in statuses:
         config = status.run.config
-        key = (status.run.arm, config.env)
+        key = (status.run.arm, config.env_name)
         if memory_bytes is None and key not in replays:
             replays[key] = replay_bytes(config, describe_environment(config))
         needs[status.path] = Needs(memory_bytes or PROCESS_BYTES + replays[key], cpus, gpus)
@@ -98,7 +98,7 @@ def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Cal
     """
     groups: dict[tuple[str, str], list[RunStatus]] = {}
     for status in statuses:
-        groups.setdefault((status.run.arm, status.run.config.env), []).append(status)
+        groups.setdefault((status.run.arm, status.run.config.env_name), []).append(status)
     specs = {env: describe_environment(group[0].run.config) for (_, env), group in groups.items()}
     tried: dict[Kind, Measurement] = {}
     found = []
@@ -107,7 +107,7 @@ def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Cal
         if not left:
             continue
         config, spec = left[0].run.config, specs[env]
-        kind = (arm, env_family(env), spec.observation_shape)
+        kind = (arm, config.family, spec.observation_shape)
         if kind not in tried:
             tell(f"trying out {arm} on {env}")
             tried[kind] = measure(config, spec, cpus, seconds)
@@ -160,7 +160,7 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
         )
     if result.returncode:
         last = result.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise ValueError(f"{config.preset} on {config.env} could not be tried out: {last[0]}")
+        raise ValueError(f"{config.preset} on {config.env_name} could not be tried out: {last[0]}")
     data = json.loads(result.stdout.splitlines()[-1])
     replay = replay_bytes(config, spec)
     process, state = max(0, data["peak_bytes"] - replay), max(0, data["checkpoint_bytes"] - replay)

@@ -81,7 +81,7 @@ class Run:
     @property
     def name(self) -> str:
         """The name of its folder: what it is, for people, then its id."""
-        env = re.sub(r"[^\w.+-]", "-", self.config.env)
+        env = re.sub(r"[^\w.+-]", "-", self.config.env_name)
         return f"{self.arm}_{env}_seed-{self.config.seed}_{self.id}"
 
 
@@ -137,8 +137,8 @@ class Grid:
         ]
         for first, second in _twins(runs):
             raise ValueError(
-                f"{first.arm} and {second.arm} are the same on {first.config.env}: give {second.arm} settings of its "
-                f'own under [overrides."{second.arm}"], or leave it out'
+                f"{first.arm} and {second.arm} are the same on {first.config.env_name}: give {second.arm} settings of "
+                f'its own under [overrides."{second.arm}"], or leave it out'
             )
         return runs
 

@@ -130,14 +130,14 @@ class RunCollection:
     @property
     def envs(self) -> tuple[str, ...]:
         """The tasks."""
-        return tuple(sorted({run.config.env for run in self.runs}))
+        return tuple(sorted({run.config.env_name for run in self.runs}))
 
     def cells(self) -> dict[tuple[str, str], Cell]:
         """The runs by algorithm and task, in that order."""
         found: dict[tuple[str, str], Cell] = {}
         for arm in self.arms:
             for env in self.envs:
-                runs = tuple(run for run in self.runs if (run.arm, run.config.env) == (arm, env))
+                runs = tuple(run for run in self.runs if (run.arm, run.config.env_name) == (arm, env))
                 if runs:
                     found[arm, env] = _build_cell(arm, env, runs)
         return found
@@ -163,10 +163,12 @@ def read_runs(folder: Path) -> RunCollection:
             reason = str(error) if plain else f"a file is damaged: {error!r}"
             unreadable.append(Unreadable(name, relabel(reason, file.parent, name)))
             continue
-        keys = [(run.arm, run.config.env, seed) for seed in run.config.seeds]
+        keys = [(run.arm, run.config.env_name, seed) for seed in run.config.seeds]
         twin = next((first_by_key[key] for key in keys if key in first_by_key), None)
         if twin is not None:
-            reason = f"{twin} is of the same algorithm ({run.arm}), task ({run.config.env}) and seed, and came first"
+            reason = (
+                f"{twin} is of the same algorithm ({run.arm}), task ({run.config.env_name}) and seed, and came first"
+            )
             unreadable.append(Unreadable(name, reason))
             continue
         first_by_key.update(dict.fromkeys(keys, name))

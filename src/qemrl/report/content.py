@@ -50,7 +50,7 @@ class Content:
         return tuple(self.collection.envs) if len(self.collection.envs) <= MOST_BESIDE else ()
 
 
-def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -> Content:
+def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None], allow_imports: bool = False) -> Content:
     """The content of a report about a folder.
 
     Args:
@@ -58,6 +58,7 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
         agents: Whether saved agents are loaded for their return distributions.
         seed: Of the bootstrap.
         tick: Called with the name of what is being done.
+        allow_imports: Whether modules that runs name for their environments may be imported.
 
     Raises:
         ValueError: There is nothing to report.
@@ -79,7 +80,7 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None]) -
     for run in find_saved_agents(cells.values()) if agents else ():
         tick(f"loading {run.name}")
         try:
-            predicted.append(predict_returns(run))
+            predicted.append(predict_returns(run, allow_imports))
         except ValueError as error:
             not_loaded.append(f"{run.name}: {relabel(str(error), run.path, run.name)}")
     settings = find_differing_settings(collection)
@@ -109,8 +110,8 @@ def find_differing_settings(collection: RunCollection) -> Settings:
     values: dict[str, dict[Place, set[str]]] = {}
     for run in collection.runs:
         for name, value in flatten_config(run.record["config"]).items():
-            values.setdefault(name, {}).setdefault((run.arm, run.config.env), set()).add(value)
-    places = sorted({(run.arm, run.config.env) for run in collection.runs})
+            values.setdefault(name, {}).setdefault((run.arm, run.config.env_name), set()).add(value)
+    places = sorted({(run.arm, run.config.env_name) for run in collection.runs})
     found = {}
     for name, there in sorted(values.items()):
         texts = {place: " or ".join(sorted(there.get(place, {NOTHING}))) for place in places}

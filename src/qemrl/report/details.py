@@ -91,7 +91,7 @@ def _runs_table(page: PageBuilder) -> Html:
         seeds = ", ".join(map(str, run.config.seeds))
         steps = f"{run.step:,} of {run.config.whole_steps:,}"
         score = format_number(sum(last) / len(last)) if last else "no evaluation yet"
-        rows.append((run.name, run.arm, run.config.env, seeds, run.state, steps, score))
+        rows.append((run.name, run.arm, run.config.env_name, seeds, run.state, steps, score))
     head = ("run", "algorithm", "task", "seeds", "state", "steps", "last evaluation")
     return table("All runs", head, rows)
 

@@ -13,7 +13,6 @@ from qemrl import api
 from qemrl.experiments.episodes import distribution_kind
 from qemrl.experiments.runs import Cell, RunRecord
 from qemrl.training.checkpoint import CheckpointError
-from qemrl.training.loops import evaluation_envs
 
 EPISODE_SEED = 0
 """Of the episode whose first observation all agents see."""
@@ -64,15 +63,19 @@ def find_saved_agents(cells: Iterable[Cell]) -> list[RunRecord]:
     return chosen
 
 
-def predict_returns(run: RunRecord) -> AgentPrediction:
+def predict_returns(run: RunRecord, allow_imports: bool = False) -> AgentPrediction:
     """What the agent of a run's first seed expects at the first observation of an episode.
+
+    Args:
+        run: The run.
+        allow_imports: Whether a module that its environment names may be imported.
 
     Raises:
         ValueError: The agent cannot be loaded, or its environment cannot be made.
     """
     try:
-        agent = api.load(run.path, run.config.seed)
-        envs = evaluation_envs(agent.config, 1)
+        agent = api.load(run.path, run.config.seed, allow_imports=allow_imports)
+        envs = agent.evaluation_envs()
     except (CheckpointError, ImportError, OSError, gymnasium.error.Error) as error:
         raise ValueError(str(error)) from error
     try:
@@ -83,7 +86,7 @@ def predict_returns(run: RunRecord) -> AgentPrediction:
     evaluated_at, evaluation = _read_last_evaluation(run.path / "evaluations", run.config.seed)
     return AgentPrediction(
         arm=run.arm,
-        env=run.config.env,
+        env=run.config.env_name,
         seed=run.config.seed,
         step=agent.steps,
         kind=distribution_kind(agent),

@@ -73,7 +73,7 @@ def show_progress(config: RunConfig, visible: bool = True, introduce: bool = Tru
             TextColumn("{task.fields[score]}"),
         )
         with Progress(*columns, console=console, expand=True) as progress:
-            name = escape(f"{config.preset} {config.env}")
+            name = escape(f"{config.preset} {config.env_name}")
             task = progress.add_task(name, total=config.whole_steps, rate="compiling", score="")
             yield ProgressBar(progress, task, introduce)
 
@@ -138,7 +138,7 @@ def describe_run(config: RunConfig, loop: Loop, lost: list[str]) -> list[str]:
     envs = "" if config.num_envs == 1 else f", {config.num_envs} environments each"
     kind = "compiled" if config.is_compiled else "host"
     way = f"from step {loop.step:,} to {config.whole_steps:,}" if loop.step else f"{config.whole_steps:,} steps"
-    lines = [f"{config.preset} on {config.env}: {way}, {seeds}{envs}, {kind} loop"]
+    lines = [f"{config.preset} on {config.env_name}: {way}, {seeds}{envs}, {kind} loop"]
     free = available_bytes()
     there = "" if free is None else f", {_format_bytes(free)} of memory is free"
     lines.append(f"the replay takes up to {_format_bytes(loop.replay_bytes)}{there}")

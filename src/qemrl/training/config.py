@@ -1,6 +1,7 @@
 """What a run is: enough to do it again."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class RunConfig:
     """The preset that the agent came from."""
 
     env: str
-    """The id of the environment."""
+    """The id of the environment; of one that was handed over from Python, what it is called."""
 
     agent: AgentConfig
     """All settings of the agent."""
@@ -66,7 +67,17 @@ class RunConfig:
     asynchronous: bool = False
     """Step Gymnasium environments in processes of their own; pays off for slow ones."""
 
+    env_kwargs: tuple[tuple[str, Any], ...] = ()
+    """What the environment is made with, by name; the names in order."""
+
+    env_is_given: bool = False
+    """Whether the environment was handed over from Python, so that no file can make it again."""
+
     def __post_init__(self) -> None:
+        if not self.env:
+            raise ValueError("the name of the environment is empty; CartPole-v1 is one, for instance")
+        if self.env_kwargs and self.is_compiled:
+            raise ValueError(f"{self.env} takes no keyword arguments, got {dict(self.env_kwargs)!r}")
         for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -79,7 +90,7 @@ class RunConfig:
             )
             if getattr(self, name) < 1 or getattr(self, name) % unit:
                 raise ValueError(f"{name} must be a multiple of {of}, {unit}; got {getattr(self, name)}")
-        if (self.protocol is not None) != is_atari(self.env):
+        if (self.protocol is not None) != (is_atari(self.env) and not self.env_is_given):
             raise ValueError(f"a protocol is for Atari games; {self.env} with {self.protocol}")
 
     @property
@@ -108,7 +119,12 @@ class RunConfig:
     @property
     def is_compiled(self) -> bool:
         """Whether the environment runs in the compiled loop."""
-        return is_jax_env(self.env)
+        return is_jax_env(self.env) and not self.env_is_given
+
+    @property
+    def env_name(self) -> str:
+        """The environment in a word, with its keyword arguments: what tables and figures call it."""
+        return self.env + "".join(f" {name}={value}" for name, value in self.env_kwargs)
 
     def next_record(self, step: int) -> int:
         """The step of the record after `step`."""
@@ -169,18 +185,20 @@ def configure(
     num_seeds: int = 1,
     num_envs: int = 1,
     overrides: Mapping[str, Any] = MappingProxyType({}),
+    env_is_given: bool = False,
 ) -> RunConfig:
     """The run of a preset on an environment, with the settings of its family where nothing else is said.
 
     Args:
         preset: A name of `qemrl list`.
-        env: The id of an environment.
+        env: The id of an environment; `env_kwargs.NAME` among the overrides is what it is made with.
         steps: How many steps each seed learns for.
         seed: The first seed.
         num_seeds: How many seeds.
         num_envs: Environments side by side; intervals that come from the preset are made to fit.
         overrides: Other settings by dotted name, as `qemrl.config.override` takes them; `settings` names a whole set
             of them (`qemrl list`), from which the others depart.
+        env_is_given: The environment is handed over from Python, and `env` is only what it is called.
 
     Raises:
         ValueError: There is no such preset or setting, and the nearest is named; or a value makes no sense.
@@ -188,6 +206,7 @@ def configure(
     if preset not in PRESETS:
         raise ValueError(f"there is no preset {preset!r}; {suggestion(preset, PRESETS)}")
     settings = flatten(overrides)
+    env_kwargs = _take_env_kwargs(settings)
     num_envs = convert(settings.pop("num_envs", num_envs), int, "num_envs")
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
@@ -209,9 +228,29 @@ def configure(
         evaluate_every=intervals.evaluate_every,
         checkpoint_every=intervals.checkpoint_every,
         evaluation_episodes=intervals.evaluation_episodes,
-        protocol=protocol_for(env) if family == "atari" else None,
+        protocol=protocol_for(env) if family == "atari" and not env_is_given else None,
+        env_kwargs=env_kwargs,
+        env_is_given=env_is_given,
     )
     return override(config, settings) if settings else config
+
+
+def _take_env_kwargs(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What an environment is made with, taken out of settings; ValueError where a file could not hold a value."""
+    found = {name: settings.pop(name) for name in sorted(settings) if name.startswith("env_kwargs.")}
+    return tuple((name.removeprefix("env_kwargs."), _as_stored(value, name)) for name, value in found.items())
+
+
+def _as_stored(value: Any, name: str) -> Any:
+    value = getattr(value, "tolist", lambda: value)()
+    if isinstance(value, list | tuple):
+        return tuple(_as_stored(item, name) for item in value)
+    if value is None or type(value) in (str, int, bool) or (type(value) is float and math.isfinite(value)):
+        return value
+    raise ValueError(
+        f"{name} is {value!r}, which a run cannot store: keyword arguments are text, finite numbers, truth values, "
+        "None and lists of them. Give the environment itself, or a function that makes it: env=lambda: …"
+    )
 
 
 def read_config(data: Any) -> RunConfig:

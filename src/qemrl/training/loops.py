@@ -1,17 +1,21 @@
 """From a configuration to a loop that is ready to run."""
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
-from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs
+from qemrl.envs.gym.catalog import split_id
+from qemrl.envs.gym.given import GivenEnvs
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs, wrap_vector
 from qemrl.envs.gym.jax_adapter import gymnasium_id
 from qemrl.envs.jax.env import JaxEnv
 from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
@@ -76,14 +80,35 @@ class Loop(Protocol):
         ...
 
 
-def make_envs(config: RunConfig) -> HostEnvs | JaxEnv:
+class ImportRefused(ValueError):  # noqa: N818 - what it is, not that it is an error
+    """An environment of a file would import a module, and nobody allowed that."""
+
+
+def check_imports(config: RunConfig, allowed: bool) -> None:
+    """Raise where making the environment of a run that was read from a file would import a module that it names.
+
+    Raises:
+        ImportRefused: It would, and imports are not allowed; the module is named.
+    """
+    module = "" if config.env_is_given else split_id(config.env)[0]
+    if module and not allowed and module not in sys.modules:
+        raise ImportRefused(
+            f"the environment of this run, {config.env}, would import the module {module!r}, which can do anything on "
+            "this machine. If you trust it, allow that: --allow-imports on the command line, allow_imports=True in "
+            "Python. Or import it yourself first, or give the environment: qemrl.load(path, env=…)"
+        )
+
+
+def make_envs(config: RunConfig, given: GivenEnvs | None = None) -> HostEnvs | JaxEnv:
     """The environments that one seed of a run learns in.
 
     Raises:
-        ValueError: There is no such environment.
+        ValueError: There is no such environment, or it has to be given and is not.
     """
     if config.is_compiled:
         return make_jax_env(config.env)
+    if given is not None:
+        return wrap_vector(given.training(config.num_envs, config.asynchronous, _leave), config.env)
     return _make_host_envs(config, config.num_envs)
 
 
@@ -104,18 +129,21 @@ def replay_bytes(config: RunConfig, spec: EnvSpec) -> int:
     return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay)
 
 
-def make_loop(config: RunConfig, envs: HostEnvs | JaxEnv | None = None) -> CompiledLoop | HostLoops:
+def make_loop(
+    config: RunConfig, envs: HostEnvs | JaxEnv | None = None, given: GivenEnvs | None = None
+) -> CompiledLoop | HostLoops:
     """A loop that is ready to run.
 
     Args:
         config: What is to run.
         envs: Those of `make_envs`, if they are there already; the first seed learns in them.
+        given: The environment that was handed over from Python, if it was.
 
     Raises:
         MemoryShortageError: The replay does not fit into memory.
         ValueError: The environment is unknown, or not one for this agent.
     """
-    envs = make_envs(config) if envs is None else envs
+    envs = make_envs(config, given) if envs is None else envs
     try:
         agent = make_agent(config.agent, envs.spec)
         advice = "give it a smaller replay (--replay.capacity), or fewer seeds at once (--num-seeds)"
@@ -123,13 +151,14 @@ def make_loop(config: RunConfig, envs: HostEnvs | JaxEnv | None = None) -> Compi
         if isinstance(envs, JaxEnv):
             replay = DeviceReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount)
             return CompiledLoop(agent, envs, replay, _settings(config), config.seeds)
-        first = _make_host_loop(config, agent, envs, config.seed)
+        first = _make_host_loop(config, agent, envs, config.seed, given)
     except BaseException:
         if isinstance(envs, HostEnvs):
             envs.close()
         raise
     others = (
-        _make_host_loop(config, agent, _make_host_envs(config, config.num_envs), seed) for seed in config.seeds[1:]
+        _make_host_loop(config, agent, _make_host_envs(config, config.num_envs), seed, None)
+        for seed in config.seeds[1:]
     )
     return HostLoops([first, *others])
 
@@ -139,13 +168,34 @@ def _settings(config: RunConfig) -> LoopSettings:
     return LoopSettings(config.schedule, agent.batch_size, agent.clip_rewards, config.evaluation_episodes)
 
 
-def _make_host_loop(config: RunConfig, agent: InspectableAgent, envs: HostEnvs, seed: int) -> HostLoop:
+def _make_host_loop(
+    config: RunConfig, agent: InspectableAgent, envs: HostEnvs, seed: int, given: GivenEnvs | None
+) -> HostLoop:
     replay = HostReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount)
-    return HostLoop(agent, envs, replay, _settings(config), seed, lambda count: evaluation_envs(config, count))
+
+    def make_evaluation_envs(count: int) -> HostEnvs:
+        return evaluation_envs(config, count, given=given)
+
+    return HostLoop(agent, envs, replay, _settings(config), seed, make_evaluation_envs)
 
 
 def _make_host_envs(config: RunConfig, count: int) -> HostEnvs:
-    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(JAX_ENVS))
+    _require_made_by_id(config)
+    kwargs = dict(config.env_kwargs)
+    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(JAX_ENVS), kwargs=kwargs)
+
+
+def _require_made_by_id(config: RunConfig) -> None:
+    if config.env_is_given:
+        raise ValueError(
+            f"the environment of this run, {config.env}, was handed over from Python, and a file cannot make it again: "
+            "give it with qemrl.load(path, env=…), then learn(steps, out=path) goes on and evaluate() plays"
+        )
+
+
+def _leave(env: gymnasium.Env) -> gymnasium.Env:
+    """An environment as it is."""
+    return env
 
 
 def read_params(config: RunConfig, spec: EnvSpec, folder: Path, seed: int) -> tuple[int, Any] | None:
@@ -170,8 +220,8 @@ def read_params(config: RunConfig, spec: EnvSpec, folder: Path, seed: int) -> tu
 class Evaluator:
     """Evaluation episodes of a run's agent, without a loop: there is no replay and nothing is learned."""
 
-    def __init__(self, config: RunConfig, agent: InspectableAgent) -> None:
-        self.config, self.agent = config, agent
+    def __init__(self, config: RunConfig, agent: InspectableAgent, given: GivenEnvs | None = None) -> None:
+        self.config, self.agent, self.given = config, agent, given
         self.act = make_act(agent, evaluating=True)
         self._play = jax.jit(self._play_in_jax_env, static_argnames="episodes")
 
@@ -181,11 +231,15 @@ class Evaluator:
         if self.config.is_compiled:
             returns, lengths = self._play(keys, params, jnp.int32(step), episodes=episodes)
             return np.asarray(returns), np.asarray(lengths)
-        envs = evaluation_envs(self.config, episodes)
+        envs = self.make_envs(episodes)
         try:
             return play_in_host_envs(self.act, self.agent.init_actor(episodes), params, envs, keys, step)
         finally:
             envs.close()
+
+    def make_envs(self, count: int, render: bool = False) -> HostEnvs:
+        """Environments to evaluate in."""
+        return evaluation_envs(self.config, count, render, self.given)
 
     def play_in(
         self, params: Any, seed: int, step: int, envs: HostEnvs, watch: Callable[[HostEnvs], bool]
@@ -198,9 +252,12 @@ class Evaluator:
         return play_in_jax_env(self.agent, make_jax_env(self.config.env), keys, params, step, episodes)
 
 
-def evaluation_envs(config: RunConfig, count: int, render: bool = False) -> HostEnvs:
+def evaluation_envs(config: RunConfig, count: int, render: bool = False, given: GivenEnvs | None = None) -> HostEnvs:
     """Environments to evaluate in: lost lives end nothing there. JAX environments are behind Gymnasium's interface."""
-    protocol = None if config.protocol is None else config.protocol.for_evaluation()
-    env = f"qemrl.envs.gym.jax_adapter:{gymnasium_id(config.env)}" if config.is_compiled else config.env
     with BUILD_LOCK:
-        return make_host_envs(env, count, protocol, config.asynchronous, render)
+        if given is not None:
+            return wrap_vector(given.evaluation(count, render, _leave), config.env)
+        _require_made_by_id(config)
+        protocol = None if config.protocol is None else config.protocol.for_evaluation()
+        env = f"qemrl.envs.gym.jax_adapter:{gymnasium_id(config.env)}" if config.is_compiled else config.env
+        return make_host_envs(env, count, protocol, config.asynchronous, render, kwargs=dict(config.env_kwargs))

@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.extras import how_to_install
-from qemrl.training.loops import Evaluator, evaluation_envs
+from qemrl.training.loops import Evaluator
 
 MAX_FRAMES = 2_000
 """Where a video ends, however long the episode goes on."""
@@ -65,7 +65,7 @@ def film(evaluator: Evaluator, params: Any, seed: int, step: int) -> tuple[list[
 
     if "DISPLAY" not in os.environ and "WAYLAND_DISPLAY" not in os.environ:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a screen, and complain
-    envs = evaluation_envs(evaluator.config, 1, render=True)
+    envs = evaluator.make_envs(1, render=True)
     try:
         evaluator.play_in(params, seed, step, envs, look)
         rate = envs.vector.metadata.get("render_fps") or 30

@@ -143,7 +143,8 @@ def wrong_kwargs(registration: Registration, kwargs: Mapping[str, Any], error: T
     creator = load_env_creator(made) if isinstance(made, str) else made
     takes = [] if creator is None else [name for name in inspect.signature(creator).parameters if name != "kwargs"]
     known = f"it takes {', '.join(takes)}" if takes else "it takes none"
-    return ValueError(f"{registration.id} cannot be made with {dict(kwargs)!r}: {error}; {known}")
+    reason = str(error).partition(" was raised from")[0]  # what follows says the same again
+    return ValueError(f"{registration.id} cannot be made with {dict(kwargs)!r}: {reason}; {known}")
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class GivenEnvs:
         self._first = self._env if self._function is None else _check(self._function(), self._function)
         self._original = None if self._env is None else _copy(self._env)
         self.num_envs: int | None = None if self._vector is None else self._vector.num_envs
-        self.name = _name(self._vector if self._first is None else self._first)
+        self.name = _name(given if self._first is None else self._first)
 
     def training(self, num_envs: int, asynchronous: bool, wrap: Wrap) -> InProcessEnvs | VectorEnv:
         """Environments to learn in."""
@@ -129,4 +129,8 @@ def _copy(env: gymnasium.Env) -> gymnasium.Env | None:
 
 def _name(env: Any) -> str:
     spec = env.unwrapped.spec
+    if spec is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
+        one = env.env_fns[0]()
+        one.close()
+        return _name(one)
     return type(env.unwrapped).__name__ if spec is None else spec.id

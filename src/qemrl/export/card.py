@@ -35,8 +35,8 @@ model-index:
 """YAML, of which JSON's texts are a part."""
 
 USE: dict[Format, str] = {
-    "stablehlo": """from jax import export
-program = export.deserialize(bytearray(open("policy.stablehlo", "rb").read()))
+    "stablehlo": """import jax.export, pathlib
+program = jax.export.deserialize(bytearray(pathlib.Path("policy.stablehlo").read_bytes()))
 {outputs} = program.call({inputs})""",
     "onnx": """import onnxruntime
 session = onnxruntime.InferenceSession("policy.onnx")

@@ -56,7 +56,7 @@ class Exported(NamedTuple):
 def export_agent(
     agent: TrainableAgent,
     out: str | Path,
-    formats: Sequence[Format] = ("stablehlo",),
+    formats: Format | Sequence[Format] = "stablehlo",
     levels: LevelSource = "midpoints",
     episodes: int = 20,
 ) -> Exported:
@@ -75,13 +75,13 @@ def export_agent(
         ExportError: A program cannot be written, or does not do what the agent does.
         ValueError: An argument does not fit the agent, or a package is missing.
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not formats:
-        raise ValueError(f"formats are {' and '.join(FORMATS)}; got {', '.join(map(str, formats)) or 'none'}")
-    if "onnx" in formats:
+    chosen: Sequence[Format] = [formats] if isinstance(formats, str) else formats
+    if not chosen or any(name not in FORMATS for name in chosen):
+        raise ValueError(f"formats are {' and '.join(FORMATS)}; got {', '.join(map(str, chosen)) or 'none'}")
+    if "onnx" in chosen:
         require_onnx()
     policy, observations = make_policy(agent, levels), _observe(agent)
-    programs: dict[Format, bytes] = {name: FORMATS[name].write(policy) for name in dict.fromkeys(formats)}
+    programs: dict[Format, bytes] = {name: FORMATS[name].write(policy) for name in dict.fromkeys(chosen)}
     differences: dict[Format, float] = {
         name: _check(agent, policy, name, program, observations) for name, program in programs.items()
     }

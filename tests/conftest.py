@@ -54,6 +54,7 @@ LONGEST = (
     "tests/estimators/test_backends.py",
     "tests/agents/",
     "tests/cli/",
+    "tests/export/",
     "tests/contract/",
     "tests/distributional/",
     "tests/tabular/test_learn.py",

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
 from qemrl.config.serialize import to_json
+from qemrl.distributional.ensembles import pool_members
 from qemrl.distributional.representations import check_compatible
 from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
@@ -90,7 +91,7 @@ class TrainableAgent:
         self._explore = make_act(self.agent, evaluating=False)
         self._values = jax.jit(self.agent.q_values)
         self._decide = jax.jit(self.agent.greedy_action, static_argnums=3)
-        self._distribution = jax.jit(self.agent.predict_distribution)
+        self._distribution = jax.jit(lambda *given: pool_members(self.agent.predict_distribution(*given)))
 
     @property
     def params(self) -> Any:
@@ -105,6 +106,11 @@ class TrainableAgent:
         if self._loop is not None:
             return self._loop.step
         return 0 if self._loaded is None else self._loaded.step
+
+    @property
+    def run(self) -> Path | None:
+        """The run directory that the agent was loaded from; None if it was made."""
+        return None if self._loaded is None else self._loaded.path
 
     def learn(self, steps: int, progress: bool = True) -> "TrainableAgent":
         """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
@@ -180,11 +186,8 @@ class TrainableAgent:
         """
         batch, single = self._batch(observation)
         dist = self._distribution(self.params, batch, self._actions(action, single, len(batch)))
-        values, levels = np.asarray(dist.values), np.asarray(dist.levels)
-        probs = None if dist.probs is None else np.asarray(dist.probs)
-        # Members of an ensemble are pooled, each value with its share of the probability.
-        pooled = (_pool_members(array, values.shape) for array in (values, levels, probs))
-        parts = (array[0] if single and array is not None and array.ndim > 1 else array for array in pooled)
+        arrays = (None if array is None else np.asarray(array) for array in dist)
+        parts = (array[0] if single and array is not None and array.ndim > 1 else array for array in arrays)
         return ReturnDist(*parts)
 
     def evaluate(self, episodes: int = 20) -> Evaluation:
@@ -262,19 +265,6 @@ class TrainableAgent:
         if not masks.any(-1).all():
             raise ValueError("a mask that allows no action at all leaves nothing to choose")
         return masks
-
-
-def _pool_members(array: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Values, levels or probabilities without the axis of members."""
-    if array is None:
-        return None
-    members = shape[1]
-    if array.ndim == 1:
-        return np.tile(array, members)
-    if members == 1:
-        return array[:, 0]
-    full = np.broadcast_to(array, shape).swapaxes(1, 2)
-    return full.reshape(*full.shape[:2], -1)
 
 
 def _find_saved(path: Path, config: RunConfig) -> RunDirectory | None:

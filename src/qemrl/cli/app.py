@@ -175,6 +175,7 @@ COMMANDS: dict[str, Any] = {
     "train": cli_runs.train,
     "resume": cli_runs.resume,
     "evaluate": cli_runs.evaluate,
+    "export": cli_runs.export,
     "sweep": sweep,
     "report": report,
     "reproduce": reproduce,

@@ -1,18 +1,19 @@
-"""The commands that train an agent, resume it, and try it out: train, resume, evaluate."""
+"""The commands that train an agent, resume it, try it out and hand it on: train, resume, evaluate, export."""
 
 import argparse
 import ast
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, table, usage, write_json
+from qemrl.cli.console import failures, print_table, require, require_folder, show_status, table, usage, write_json
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
@@ -157,6 +158,51 @@ def evaluate(
     if out is not None:
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
             write_json(data, out)
+
+
+def export(
+    directory: Positional[Path],
+    out: Path,
+    formats: Annotated[tuple[Literal["stablehlo", "onnx"], ...], tyro.conf.arg(name="format")] = ("stablehlo",),
+    levels: Literal["midpoints", "input"] = "midpoints",
+    episodes: int = 20,
+    seed_of_run: int | None = None,
+) -> None:
+    """Write the agent of a run's last checkpoint as a program that needs no qemrl, with a model card.
+
+    The program takes a batch of observations and returns the greedy actions and the return distributions. It is run
+    beside the agent before anything is written, and the largest difference is printed.
+
+    Args:
+        directory: The folder of the run.
+        out: The folder for policy.stablehlo, policy.onnx, policy.json, README.md, figure.png and figure.svg.
+        formats: What to write: a program for `jax.export`, one for ONNX runtimes (needs the extra `onnx`), or both.
+        levels: The levels that an agent such as IQN draws in training are fixed midpoints, or an input of the program.
+        episodes: How many episodes the model card's mean reward is of.
+        seed_of_run: Which of the run's seeds; by default its first.
+    """
+    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    require_folder(out)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
+    from qemrl import api
+    from qemrl.export import ExportError, export_agent
+
+    with show_status("exporting"), usage():
+        agent = api.load(directory, seed_of_run)
+        try:
+            written = export_agent(agent, out, formats, levels, episodes)
+        except ExportError as error:
+            print(f"qemrl: {error}", file=sys.stderr)
+            sys.exit(1)
+    title = f"{agent.config.preset} on {agent.config.env} after {agent.steps:,} steps"
+    shown = table(title, "format", ">largest difference from the agent")
+    for name, difference in written.differences.items():
+        shown.add_row(name, f"{difference:.1e}")
+    print_table(shown)
+    numbers = _summary(written.evaluation.returns)
+    print(f"mean reward of {episodes} episodes: {numbers['mean']:,.2f} ± {numbers['std']:,.2f}")
+    for path in written.paths:
+        print(f"wrote {path}")
 
 
 def _report(data: dict[str, Any], as_json: bool, filmed: bool, video: Path | None) -> None:

@@ -4,7 +4,7 @@ Members share levels and probabilities, so that values at the same place are qua
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -145,3 +145,23 @@ class Averaged(Ensemble):
     def value(self, q: Estimates) -> Float[Array, " batch"]:
         """The mean of the members' estimates."""
         return jnp.mean(q, axis=1)
+
+
+def pool_members(dist: ReturnDist) -> ReturnDist:
+    """The distributions [batch, actions, members · n] that hold the values of all members, from [batch, members, ...].
+
+    Levels stay those that a value has in its own member.
+    """
+    shape = dist.values.shape
+
+    def pool(array: Any) -> Any:
+        if array is None:
+            return None
+        if array.ndim == 1:
+            return jnp.tile(array, shape[1])
+        if shape[1] == 1:
+            return array[:, 0]
+        full = jnp.broadcast_to(array, shape).swapaxes(1, 2)
+        return full.reshape(*full.shape[:2], -1)
+
+    return ReturnDist(*(pool(array) for array in dist))

@@ -436,7 +436,7 @@ def test_a_missing_namespace_or_module_is_named(monkeypatch):
     with pytest.raises(MissingPackage, match="no_such_module"):
         make_host_envs("no_such_module:Env-v0", 1)
     monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(MissingPackage, match="qemrl.atari"):
+    with pytest.raises(MissingPackage, match=r"qemrl\[atari\]"):
         make_host_envs("ALE/Pong-v5", 1)
 
 

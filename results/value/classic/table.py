@@ -1,4 +1,4 @@
-"""What the presets reach on classic control: `python results/value/classic/table.py` prints the table of docs/agents.md.
+"""What the presets reach on classic control: `python results/value/classic/table.py` prints docs/agents.md's table.
 
 The return of a seed is the mean of its last six evaluations; the interval is Student's, over the seeds.
 """

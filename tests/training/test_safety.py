@@ -73,6 +73,9 @@ def assert_same(run: Path, other: Path) -> None:
     files = {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()}
     assert files
     assert files == {path.name: path.read_bytes() for path in (other / "evaluations").iterdir()}
+    best = {path.relative_to(run): path.read_bytes() for path in (run / "best").rglob("*.*")}
+    assert len({path.parent for path in best}) == 1
+    assert best == {path.relative_to(other): path.read_bytes() for path in (other / "best").rglob("*.*")}
     left, right = (checkpoint.load_latest(each / "checkpoints") for each in (run, other))
     assert left is not None
     assert right is not None

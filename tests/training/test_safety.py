@@ -21,7 +21,7 @@ from qemrl.types import EnvSpec, Step
 QEMRL = Path(sys.executable).parent / "qemrl"
 SHORT = (
     *("--steps", "2000", "--num-seeds", "2", "--log-every", "100"),
-    *("--evaluate-every", "600", "--checkpoint-every", "200", "--evaluation-episodes", "2", "--batch-size", "16"),
+    *("--evaluate-every", "550", "--checkpoint-every", "230", "--evaluation-episodes", "2", "--batch-size", "16"),
 )
 TINY = ("--network.widths", "16", *SHORT)
 HOST = ("qem-dqn", "--env", "CartPole-v1", "--replay.prioritized", "--replay.n-step", "3", *TINY)

@@ -79,14 +79,14 @@ class HostLoops:
         if stop():  # threads that are done before they are polled do not ask
             return None
         behind = [index for index, record in enumerate(self.records) if record is None]
-        run_threads([partial(self._advance, index, until, evaluate, keep_sums) for index in behind], stop)
+        run_threads([partial(self._advance, index, until, evaluate, keep_sums=keep_sums) for index in behind], stop)
         records = [record for record in self.records if record is not None]
         if len(records) < len(self.loops):
             return None
         self.records = [None for _ in self.loops]
         return records
 
-    def _advance(self, index: int, until: int, evaluate: bool, keep_sums: bool, stop: Stop) -> None:
+    def _advance(self, index: int, until: int, evaluate: bool, stop: Stop, keep_sums: bool = False) -> None:
         self.records[index] = self.loops[index].advance(until, evaluate, stop, keep_sums)
 
     def set_evaluation_episodes(self, episodes: int) -> None:

@@ -119,10 +119,10 @@ class TrainableAgent:
 
     def learn(
         self,
-        steps: int,
+        steps: int | float,
         out: str | Path | None = None,
         *,
-        evaluate_every: int | None = None,
+        evaluate_every: int | float | None = None,
         evaluation_episodes: int | None = None,
         callback: Any = None,
         tensorboard: bool = False,
@@ -132,7 +132,7 @@ class TrainableAgent:
         """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned.
 
         Args:
-            steps: How many; 1e5 is fine.
+            steps: How many; 1e5 is a number of them, too.
             out: A run directory, new or the one that this agent comes from, in which records, evaluations and
                 checkpoints are kept as `qemrl train` keeps them. Without it they are remembered, for `save`.
             evaluate_every: Steps between evaluations. Without it they are as in the settings where there is a run

@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "presets": (_are_names, "a list of names"),
     "envs": (_are_names, "a list of names"),
     "seeds": (lambda value: _is_whole(value) or _is_list(value, _is_whole), "a number of seeds or a list of them"),
-    "steps": (_is_whole, "a whole number"),
+    "steps": (lambda value: _is_whole(value) or (isinstance(value, float) and value.is_integer()), "a whole number"),
     "overrides": (lambda value: isinstance(value, dict), "a table of settings"),
 }
 """The keys of a file, and what stands there."""
@@ -202,7 +202,7 @@ def read_grid(file: str | Path) -> Grid:
         if not is_right(value):
             raise ValueError(f"{file}: {key} must be {kind}, got {value!r}")
     try:
-        return Grid(**data)
+        return Grid(**data | {"steps": int(data["steps"])})
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -18,6 +18,9 @@ from qemrl.training.loops import Loop
 from qemrl.training.machine import available_bytes
 from qemrl.training.schedule import Record
 
+SPEED_PERIOD = 3_600.0
+"""How many seconds the bar looks back for the time that is left: records may be minutes apart."""
+
 Reason = Literal["finished", "callback", "stopped", "failed"]
 """Why a run ends: all steps are done, a callback returned False, a signal came, or an error was raised."""
 
@@ -176,7 +179,7 @@ class ProgressBar(_OverSeeds):
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[score]}", table_column=Column(no_wrap=True)),
         )
-        self.progress = Progress(*columns, console=console, expand=True)
+        self.progress = Progress(*columns, console=console, expand=True, speed_estimate_period=SPEED_PERIOD)
         self.task = self.progress.add_task("", rate="compiling", score="")
 
     def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None:

@@ -124,8 +124,10 @@ class WandbCallback(Callback):
         import wandb
 
         inside = self.directory is not None and "WANDB_DIR" not in os.environ
-        # Not what W&B would find out by itself: the user, folders, the commit of whatever is around.
-        private = wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_meta=True)
+        # Not what W&B would find out by itself: the machine, folders, the commit of whatever is around.
+        private = wandb.Settings(
+            silent=True, console="off", host="", disable_code=True, disable_git=True, x_disable_meta=True
+        )
         try:
             run = wandb.init(
                 project=self.project,

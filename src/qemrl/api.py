@@ -148,8 +148,8 @@ class TrainableAgent:
             RunExistsError: `out` holds another run than that of this agent.
             KeyboardInterrupt: Ctrl-C; the agent is whole, can go on, and is saved if it has a run directory.
         """
-        steps = convert(steps, int, "steps")
-        if steps < 1:
+        more: int = convert(steps, int, "steps")
+        if more < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
         given = callback if isinstance(callback, list | tuple) else () if callback is None else (callback,)
         callbacks = CallbackList(given).callbacks
@@ -159,7 +159,7 @@ class TrainableAgent:
         if tensorboard:
             require_tensorboard()
         loop = self._start()
-        config = replace(self.config, steps=self.config.schedule.whole(loop.step + steps), **settings)
+        config = replace(self.config, steps=self.config.schedule.whole(loop.step + more), **settings)
         loop.set_evaluation_episodes(config.evaluation_episodes)
         directory = None if out is None else self._open(Path(out), config)
         trackers = make_trackers(directory, tensorboard, tracker, self._evaluator)

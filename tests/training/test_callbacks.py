@@ -261,7 +261,8 @@ def test_what_is_wrong_is_said_before_a_folder_is_made(tmp_path, monkeypatch, ca
     with pytest.raises(ValueError, match=r"steps: expects int, got 1\.5"):
         make().learn(1.5, out)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    for further in ({"tensorboard": True}, {"wandb": "p"}):
+    asked: tuple[dict[str, Any], ...] = ({"tensorboard": True}, {"wandb": "p"})
+    for further in asked:
         with pytest.raises(ValueError, match=r"needs a package that is not installed; run: pip install"):
             make().learn(100, out, **further)
     for words, message in (

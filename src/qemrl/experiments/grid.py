@@ -201,8 +201,9 @@ def read_grid(file: str | Path) -> Grid:
         is_right, kind = KINDS[key]
         if not is_right(value):
             raise ValueError(f"{file}: {key} must be {kind}, got {value!r}")
+    data["steps"] = int(data["steps"])
     try:
-        return Grid(**data | {"steps": int(data["steps"])})
+        return Grid(**data)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

@@ -314,7 +314,7 @@ def _read_literal(text: str) -> Any:
     return text
 
 
-def _take_wandb(options: dict[str, str]) -> "WandbCallback | None":
+def _take_wandb(options: dict[str, Any]) -> "WandbCallback | None":
     """Weights & Biases as the options have it, which are taken out."""
     from qemrl.config.override import convert
 

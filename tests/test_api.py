@@ -174,7 +174,8 @@ def test_progress_is_silent_on_demand_and_one_line_in_a_pipe(saved, capsys):
         (False, ""),
         (True, f"step {config.whole_steps} of {config.whole_steps}  50 steps/s  evaluation return 100.0\n"),
     ):
-        with show_progress(config, visible) as callback:
+        for callback in show_progress(visible, introduce=False):
+            callback.on_start(config, saved[0]._start(), [])
             callback.on_progress(10.0)
-            callback.on_record([record], 50.0)
+            callback.on_record(config.whole_steps, record | {"time/fps": 50.0})
         assert capsys.readouterr().out == said

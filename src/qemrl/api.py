@@ -16,20 +16,23 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
+from qemrl.config.override import convert
+from qemrl.config.registry import AXES
 from qemrl.config.serialize import to_json
 from qemrl.distributional.ensembles import pool_members
 from qemrl.distributional.representations import check_compatible
 from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.estimators import Statistic
-from qemrl.training import checkpoint
-from qemrl.training.callbacks import show_progress
+from qemrl.training import checkpoint as checkpoints
+from qemrl.training.callbacks import CallbackList, show_progress
 from qemrl.training.config import RunConfig, configure, read_config
-from qemrl.training.evaluation import make_act
+from qemrl.training.evaluation import Evaluation, make_act
+from qemrl.training.history import History, locate_checkpoint
 from qemrl.training.loops import (
     Evaluator,
     Loop,
@@ -39,21 +42,12 @@ from qemrl.training.loops import (
     make_loop,
     read_params,
 )
-from qemrl.training.run_directory import RunDirectory
-from qemrl.training.train import Stopped, extend, save_checkpoint, train
+from qemrl.training.run_directory import RunDirectory, RunExistsError
+from qemrl.training.tensorboard import require_tensorboard
+from qemrl.training.trackers import make_trackers
+from qemrl.training.train import Stopped, store_config, train
+from qemrl.training.wandb import WandbCallback
 from qemrl.types import EnvSpec, ReturnDist
-
-
-class Evaluation(NamedTuple):
-    """The results of episodes played without learning."""
-
-    returns: Float[np.ndarray, " episodes"]
-    lengths: Int[np.ndarray, " episodes"]
-
-    @property
-    def mean(self) -> float:
-        """The mean return."""
-        return float(self.returns.mean())
 
 
 class _LoadedRun(NamedTuple):
@@ -62,7 +56,11 @@ class _LoadedRun(NamedTuple):
     path: Path
     step: int
     params: Any
-    one_of_several: bool
+    obstacle: str
+    """Why it cannot go on learning; nothing if it can."""
+
+    is_last: bool
+    """Whether the run goes on from there."""
 
 
 class TrainableAgent:
@@ -87,6 +85,7 @@ class TrainableAgent:
         self.agent: InspectableAgent = make_agent(config.agent, self.spec)
         self._loop: Loop | None = None
         self._loaded: _LoadedRun | None = None
+        self._history = History()
         self._evaluator = Evaluator(config, self.agent, given)
         self._explore = make_act(self.agent, evaluating=False)
         self._values = jax.jit(self.agent.q_values)
@@ -112,15 +111,62 @@ class TrainableAgent:
         """The run directory that the agent was loaded from; None if it was made."""
         return None if self._loaded is None else self._loaded.path
 
-    def learn(self, steps: int, progress: bool = True) -> "TrainableAgent":
-        """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned."""
-        if steps < 1:
+    def __repr__(self) -> str:
+        config = self.config
+        parts = {name: getattr(config.agent, name, None) for name in AXES}
+        named = ", ".join(f"{name} {AXES[name].name(part)}" for name, part in parts.items() if part is not None)
+        return f"<{config.preset} on {config.env_name}, seed {config.seed}, {self.steps:,} steps: {named}>"
+
+    def learn(
+        self,
+        steps: int | float,
+        out: str | Path | None = None,
+        *,
+        evaluate_every: int | float | None = None,
+        evaluation_episodes: int | None = None,
+        callback: Any = None,
+        tensorboard: bool = False,
+        wandb: str | WandbCallback | None = None,
+        progress: bool = True,
+    ) -> "TrainableAgent":
+        """Learn for `steps` more steps, rounded up to whole iterations; the agent itself is returned.
+
+        Args:
+            steps: How many; 1e5 is a number of them, too.
+            out: A run directory, new or the one that this agent comes from, in which records, evaluations and
+                checkpoints are kept as `qemrl train` keeps them. Without it they are remembered, for `save`.
+            evaluate_every: Steps between evaluations. Without it they are as in the settings where there is a run
+                directory, and there are none where there is not.
+            evaluation_episodes: Episodes in an evaluation; by default as in the settings.
+            callback: One or several callbacks: objects with some of the hooks of `qemrl.training.callbacks.Callback`.
+                One that returns False stops the run, which is saved in its run directory.
+            tensorboard: Whether event files for TensorBoard are written into the run directory.
+            wandb: A project of Weights & Biases to track the run in, or a `WandbCallback`.
+            progress: Whether progress is shown.
+
+        Raises:
+            RunExistsError: `out` holds another run than that of this agent.
+            KeyboardInterrupt: Ctrl-C; the agent is whole, can go on, and is saved if it has a run directory.
+        """
+        more: int = convert(steps, int, "steps")
+        if more < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
+        given = callback if isinstance(callback, list | tuple) else () if callback is None else (callback,)
+        callbacks = CallbackList(given).callbacks
+        asked = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
+        settings = {name: convert(value, int, name) for name, value in asked.items() if value is not None}
+        tracker = WandbCallback(wandb) if isinstance(wandb, str) else wandb
+        if tensorboard:
+            require_tensorboard()
         loop = self._start()
-        self.config = replace(self.config, steps=self.config.schedule.whole(loop.step + steps))
+        config = replace(self.config, steps=self.config.schedule.whole(loop.step + more), **settings)
+        loop.set_evaluation_episodes(config.evaluation_episodes)
+        directory = None if out is None else self._open(Path(out), config)
+        trackers = make_trackers(directory, tensorboard, tracker, self._evaluator)
+        self.config = config
+        told = (self._history, *trackers, *show_progress(progress, introduce=False), *callbacks)
         try:
-            with show_progress(self.config, visible=progress, introduce=False) as callback:
-                train(self.config, None, callback, loop)
+            train(config, directory, told, loop, evaluate=directory is not None or evaluate_every is not None)
         except Stopped as stopped:  # between two iterations: the agent is whole, and can go on
             if stopped.signal_number == signal.SIGINT:
                 raise KeyboardInterrupt(str(stopped)) from None
@@ -195,7 +241,7 @@ class TrainableAgent:
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
         returns, lengths = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
-        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64))
+        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), self.config.seed)
 
     def evaluation_envs(self, count: int = 1, render: bool = False) -> HostEnvs:
         """New environments like those that evaluations are played in; close them after use."""
@@ -212,25 +258,52 @@ class TrainableAgent:
 
         What this agent was saved as before is replaced; nothing else is.
         """
-        loop = self._start()
+        loop, home, directory = self._start(), self._history.home, Path(path)
+        if home is not None and home.is_at(directory) and home.step == loop.step:
+            return directory
         config = replace(self.config, steps=max(loop.step, 1))
-        directory = _find_saved(Path(path), config) or RunDirectory.create(Path(path), to_json(config), {"saved": True})
-        with directory.lock():
-            save_checkpoint(loop, directory)
-        return directory.path
+        run = self._find_own(directory, config) or RunDirectory.create(directory, to_json(config), {"saved": True})
+        self._history.write(run, loop)
+        return directory
+
+    def _open(self, path: Path, config: RunConfig) -> RunDirectory:
+        """The run directory to learn in, with this agent as it is now: a new one, or the one that it comes from."""
+        loop, home = self._start(), self._history.home
+        if (path / "config.json").exists():
+            if home is None or not home.is_at(path):
+                raise RunExistsError(
+                    f"{path} holds another run, or this one gone on; choose another folder, or go on from there: "
+                    f"qemrl.load({str(path)!r}).learn({config.steps - loop.step}, out={str(path)!r})"
+                )
+            directory = RunDirectory(path)
+            store_config(directory, config)
+        else:
+            home, directory = None, RunDirectory.create(path, to_json(config), {"command": "learn"})
+        if loop.step and (home is None or home.step != loop.step):
+            self._history.write(directory, loop)
+        return directory
+
+    def _find_own(self, path: Path, config: RunConfig) -> RunDirectory | None:
+        """The folder that this agent, or one with the same settings, was saved in, made ready for its steps."""
+        if not (path / "config.json").exists():
+            return None
+        directory, home = RunDirectory(path), self._history.home
+        is_home = home is not None and home.is_at(path)
+        is_alike = replace(read_config(directory.config), steps=config.steps) == config
+        if not is_home and not (directory.record["extra"].get("saved") and is_alike):
+            return None
+        store_config(directory, config)
+        return directory
 
     def _start(self) -> Loop:
         """The loop, made now if it is not there; one that was loaded is read, with its replay."""
         if self._loop is None:
             loaded = self._loaded
-            if loaded is not None and loaded.one_of_several:
-                raise ValueError(
-                    f"{loaded.path} has several seeds, of which one alone can predict but not go on learning; "
-                    f"all go on together with: qemrl resume {loaded.path} --steps N"
-                )
+            if loaded is not None and loaded.obstacle:
+                raise ValueError(loaded.obstacle)
             loop = make_loop(self.config, self._envs, self._given)
             if loaded is not None:
-                _restore(loop, loaded)
+                self._history = _restore(loop, loaded)
             self._loop = loop
         return self._loop
 
@@ -265,18 +338,6 @@ class TrainableAgent:
         if not masks.any(-1).all():
             raise ValueError("a mask that allows no action at all leaves nothing to choose")
         return masks
-
-
-def _find_saved(path: Path, config: RunConfig) -> RunDirectory | None:
-    """The folder of an agent that was saved with the same settings, made ready for this number of steps."""
-    if not (path / "config.json").exists():
-        return None
-    directory = RunDirectory(path)
-    there = read_config(directory.config)
-    if not directory.record["extra"].get("saved") or replace(there, steps=config.steps) != config:
-        return None
-    extend(directory, config.steps)
-    return RunDirectory(path)
 
 
 def make(
@@ -323,17 +384,20 @@ def load(
     env_kwargs: Mapping[str, Any] | None = None,
     evaluation_env: Given | None = None,
     allow_imports: bool = False,
+    checkpoint: int | str = "last",
 ) -> TrainableAgent:
-    """The agent of a run directory, as its last good checkpoint has it.
+    """The agent of a run directory, as a checkpoint has it.
 
     Args:
-        path: What `TrainableAgent.save` or `qemrl train` wrote.
+        path: What `TrainableAgent.save`, `TrainableAgent.learn` or `qemrl train` wrote.
         seed: Which of several seeds; by default the first. Of several seeds, one can predict but not go on learning.
         env: The environment, where it was handed over from Python to begin with, or to be used in the place of the
             one that the run names: as in `make`, but no id.
         env_kwargs: What a function `env` is called with.
         evaluation_env: An environment to evaluate in, where it is not like `env`.
         allow_imports: Whether a module that the run names (`module:id`) may be imported, which can do anything.
+        checkpoint: `last`, the last good one; `best`, that of the best evaluation, which can predict but not go on
+            learning; or the step of one that is there.
     """
     directory = RunDirectory(Path(path))
     config = read_config(directory.config)
@@ -348,16 +412,34 @@ def load(
         agent = TrainableAgent(alone, describe_environment(alone))
     else:
         agent = TrainableAgent(alone, given=GivenEnvs(env, env_kwargs or {}, evaluation_env))
-    found = read_params(config, agent.spec, directory.checkpoints, seed)
+    folder, step = locate_checkpoint(directory, checkpoint)
+    found = read_params(config, agent.spec, folder, seed, step)
     if found is None:
         raise ValueError(f"{path} has no checkpoint yet; let `qemrl resume {path}` run for a while")
-    agent._loaded = _LoadedRun(directory.path, *found, config.num_seeds > 1)
+    obstacle = ""
+    if config.num_seeds > 1:
+        obstacle = (
+            f"{path} has several seeds, of which one alone can predict but not go on learning; all go on together "
+            f"with: qemrl resume {path} --steps N"
+        )
+    elif folder == directory.best:
+        obstacle = (
+            f"the best checkpoint of {path} has parameters only, which can predict but not go on learning; load the "
+            "last one for that"
+        )
+    agent._loaded = _LoadedRun(directory.path, *found, obstacle, is_last=step is None)
     return agent
 
 
-def _restore(loop: Loop, loaded: _LoadedRun) -> None:
-    found = checkpoint.load_latest(RunDirectory(loaded.path).checkpoints)
+def _restore(loop: Loop, loaded: _LoadedRun) -> History:
+    """What the agent remembers of the run, whose loop is put where it was."""
+    directory, history = RunDirectory(loaded.path), History()
+    found = checkpoints.load_latest(directory.checkpoints, step=None if loaded.is_last else loaded.step)
     if found is None or found.step != loaded.step:
         raise ValueError(f"{loaded.path} has changed since step {loaded.step} was loaded from it; load it again")
     for loss in loop.restore(found.step, found.arrays, found.meta["loop"]):
         warnings.warn(loss, stacklevel=3)
+    history.read(directory, found.meta["metrics_bytes"])
+    if loaded.is_last:
+        history.on_checkpoint(found.step, found.path)
+    return history

@@ -275,8 +275,12 @@ def test_help_shows_every_option_with_the_defaults_of_preset_and_environment(cap
     assert "--estimator.variance.low FLOAT The lower end of the band. (default: 0.45)" in said
     assert "--representation.num-acting-levels INT K: how many levels Q is estimated from" in said
     assert "defaults are those of small tasks" in helped(capsys, "train", "sac", "--help")
-    assert "--steps" in helped(capsys, "resume", "--help")
+    assert "--wandb PROJECT Track the run in this project" in helped(capsys, "train", "sac", "--help")
+    resume = helped(capsys, "resume", "--help")
+    assert all(option in resume for option in ("--steps", "--tensorboard", "--wandb", "--wandb-tags"))
     assert "--video" in helped(capsys, "evaluate", "--help")
+    for command in ("evaluate", "show"):
+        assert "--checkpoint best|last|STEP" in helped(capsys, command, "--help")
 
 
 def test_a_run_begins_where_the_command_says_and_nothing_goes_wrong_in_a_pipe(tmp_path):

@@ -44,13 +44,10 @@ class Callback:
         assert not lost
         self.began.append((config.preset, loop.step))
 
-    def on_progress(self, step):
-        pass
-
-    def on_record(self, records, steps_per_second):
-        self.steps.append(records[0]["step"])
-        assert steps_per_second > 0
-        if records[0]["step"] == self.stop_at:
+    def on_record(self, step, metrics):
+        self.steps.append(step)
+        assert metrics["time/fps"] > 0
+        if step == self.stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -199,10 +196,10 @@ def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_trained_aga
     stopping, whole = Callback(stop_at=200), Callback()
     directories = [prepare(config, tmp_path / config.preset) for config in configs]
     with pytest.raises(Stopped):
-        train(configs[0], directories[0], stopping)
+        train(configs[0], directories[0], [stopping])
     assert not directories[0].done
     for config in plan(ComparisonRequest(("qr-dqn", "dqn")), tmp_path):
-        train(config, prepare(config, tmp_path / config.preset), whole)
+        train(config, prepare(config, tmp_path / config.preset), [whole])
     assert whole.began == [("qr-dqn", 200), ("dqn", 0)]
     assert all(prepare(config, tmp_path / config.preset).done for config in configs)
     comparison = compare(directories)

@@ -165,7 +165,7 @@ def test_variants_without_a_difference_are_refused():
 def test_a_file_is_read_and_its_mistakes_are_named(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(
-        'presets = ["iqn"]\nenvs = ["jax/catch"]\nseeds = [3]\nsteps = 1_000\n'
+        'presets = ["iqn"]\nenvs = ["jax/catch"]\nseeds = [3]\nsteps = 1e3\n'
         "[overrides.iqn]\nrepresentation.share_levels = true\n"
     )
     (run,) = read_grid(file).runs()

@@ -201,8 +201,9 @@ class Pretence(CompiledLoop):
     def __init__(self, config: RunConfig) -> None:
         self.config, self.step, self.agent = config, 0, "learner"  # type: ignore[assignment]
 
-    def advance(self, until, evaluate, stop=lambda: False):
+    def advance(self, until, evaluate, stop=lambda: False, keep_sums=False):
         assert not evaluate
+        assert not keep_sums
         assert not stop()
         self.step = until
         return []

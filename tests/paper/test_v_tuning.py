@@ -64,7 +64,7 @@ def test_all_arms_of_a_scale_have_the_same_seeds_and_25_evaluations():
             assert {config.seeds for config in runs} == {tuple(range(7_000, 7_000 + task.num_seeds))}
             assert {config.whole_steps / config.log_every for config in runs} == {25}
             assert task.published in task.arms
-            assert all(config.is_evaluated(config.next_record(0)) for config in runs)
+            assert all(config.is_evaluated(config.next_stop(0)) for config in runs)
 
 
 def test_the_score_is_of_the_last_fifth_and_the_area_of_the_whole_run():

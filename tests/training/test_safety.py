@@ -21,7 +21,7 @@ from qemrl.types import EnvSpec, Step
 QEMRL = Path(sys.executable).parent / "qemrl"
 SHORT = (
     *("--steps", "2000", "--num-seeds", "2", "--log-every", "100"),
-    *("--evaluate-every", "600", "--checkpoint-every", "200", "--evaluation-episodes", "2", "--batch-size", "16"),
+    *("--evaluate-every", "550", "--checkpoint-every", "230", "--evaluation-episodes", "2", "--batch-size", "16"),
 )
 TINY = ("--network.widths", "16", *SHORT)
 HOST = ("qem-dqn", "--env", "CartPole-v1", "--replay.prioritized", "--replay.n-step", "3", *TINY)
@@ -73,6 +73,9 @@ def assert_same(run: Path, other: Path) -> None:
     files = {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()}
     assert files
     assert files == {path.name: path.read_bytes() for path in (other / "evaluations").iterdir()}
+    best = {path.relative_to(run): path.read_bytes() for path in (run / "best").rglob("*.*")}
+    assert len({path.parent for path in best}) == 1
+    assert best == {path.relative_to(other): path.read_bytes() for path in (other / "best").rglob("*.*")}
     left, right = (checkpoint.load_latest(each / "checkpoints") for each in (run, other))
     assert left is not None
     assert right is not None

@@ -15,7 +15,7 @@ import qemrl
 from qemrl.agents.value import NetworkConfig
 from qemrl.cli.app import main
 from qemrl.config.serialize import to_json
-from qemrl.training.callbacks import NullCallback
+from qemrl.training.callbacks import Callback
 from qemrl.training.config import RunConfig, configure
 from qemrl.training.loops import Loop, make_loop
 from qemrl.training.run_directory import RunDirectory
@@ -63,7 +63,7 @@ def tiny(env: str, num_envs: int = 1, num_seeds: int = 1) -> RunConfig:
 @pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 1), (4, 1), (2, 2)])
 def test_each_environment_is_built_once_before_the_first_step(env_id, tmp_path, num_envs, num_seeds):
     config = tiny(env_id, num_envs, num_seeds)
-    train(config, RunDirectory.create(tmp_path / "run", to_json(config), {}), NullCallback())
+    train(config, RunDirectory.create(tmp_path / "run", to_json(config), {}))
     assert built_before_the_first_step() == num_envs * num_seeds
     # Those of the evaluation are built when they are needed, and then they stay.
     assert len(BUILT) == num_envs * num_seeds + 3 * num_seeds
@@ -94,30 +94,30 @@ def test_an_agent_that_does_not_fit_leaves_no_environment_open(env_id, monkeypat
 def test_without_a_directory_the_same_is_learned(env, tmp_path):
     config = tiny(env)
     kept, alone = make_loop(config), make_loop(config)
-    train(config, RunDirectory.create(tmp_path / "run", to_json(config), {}), NullCallback(), kept)
-    train(config, None, NullCallback(), alone)
+    train(config, RunDirectory.create(tmp_path / "run", to_json(config), {}), loop=kept)
+    train(config, loop=alone)
     assert kept.step == alone.step == 200
     jax.tree.map(np.testing.assert_array_equal, kept.params(0), alone.params(0))
 
 
 def test_a_callback_is_told_of_start_and_records_and_may_stop_a_run_without_a_directory():
-    class Told(NullCallback):
+    class Told(Callback):
         def __init__(self) -> None:
             self.started, self.steps = [], []
 
         def on_start(self, config: RunConfig, loop: Loop, lost: list[str]) -> None:
             self.started.append((config.env, loop.step, lost))
 
-        def on_record(self, records, steps_per_second):
-            assert steps_per_second > 0
-            assert "eval/returns" not in records[0]
-            self.steps.append(records[0]["step"])
+        def on_record(self, step, metrics):
+            assert metrics["time/fps"] > 0
+            assert not any(tag.startswith("eval/") for tag in metrics)
+            self.steps.append(step)
             if self.steps[-1] == 80:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     config = replace(tiny("probe/1"), log_every=40, evaluate_every=40, checkpoint_every=40)
     told = Told()
     with pytest.raises(Stopped, match="stopped at step 80"):
-        train(config, None, told)
+        train(config, None, [told], evaluate=False)
     assert told.started == [("probe/1", 0, [])]
     assert told.steps == [40, 80]

@@ -6,8 +6,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import tyro
 from rich import box
 from rich.console import Console
 from rich.status import Status
@@ -15,6 +16,28 @@ from rich.table import Table
 
 WIDEST = 1_000
 """More characters than a line of any table has."""
+
+
+def _read_steps(words: list[str]) -> int:
+    from qemrl.config.override import convert
+
+    return convert(words[0], int, "steps")
+
+
+Steps = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=_read_steps,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""A number of steps as an option of a command, 100000 or 1e5."""
+
+CheckpointName = Annotated[str, tyro.conf.arg(metavar="best|last|STEP")]
+"""Which checkpoint of a run is meant, as an option of a command."""
 
 
 class UsageError(Exception):
@@ -73,6 +96,7 @@ def usage() -> Iterator[None]:
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
     """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
+    from qemrl.training.callbacks import CallbackError
     from qemrl.training.checkpoint import CheckpointError
     from qemrl.training.machine import MemoryShortageError
     from qemrl.training.run_directory import RunLockedError, RunWriteError
@@ -85,7 +109,7 @@ def failures() -> Iterator[None]:
             yield
         except (MemoryShortageError, RunLockedError) as error:
             raise UsageError(str(error)) from error
-        except (CheckpointError, RunWriteError, NonFiniteTrainingError) as error:
+        except (CallbackError, CheckpointError, RunWriteError, NonFiniteTrainingError) as error:
             print(f"qemrl: {error}", file=sys.stderr)
             sys.exit(1)
 

@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from qemrl.cli.console import failures, print_table, require, require_folder, show_status, table, usage, write_json
+from qemrl.cli.console import (
+    CheckpointName,
+    Steps,
+    failures,
+    print_table,
+    require,
+    require_folder,
+    show_status,
+    table,
+    usage,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from qemrl.training.config import RunConfig
     from qemrl.training.loops import Loop
     from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.wandb import WandbCallback
 
 USAGE = """usage: qemrl train PRESET --env ID [options]
 
@@ -38,6 +50,7 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
   --estimator NAME   how quantiles become Q, or a risk measure in its place: a name of `qemrl list`
   --protocol NAME    how an Atari game is played: paper, sb3, machado and others
   --tensorboard      write event files for TensorBoard, too
+  --wandb PROJECT    track the run in a project of Weights & Biases, too
 """
 
 
@@ -63,6 +76,7 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         options = _read_options(words)
         env = options.pop("env", None)
         out, tensorboard = options.pop("out", None), convert(options.pop("tensorboard", False), bool, "tensorboard")
+        wandb = _take_wandb(options)
         require(env != "" and out != "", "--env and --out need a value")
         known = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
         config = configure(preset, known, default_steps(known), overrides=options)
@@ -70,15 +84,31 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
     if asks_help:
         print(_format_help(config, env))
     else:
-        _start(config, None if out is None else Path(out), tensorboard)
+        _start(config, None if out is None else Path(out), tensorboard, wandb)
 
 
-def resume(directory: Positional[Path], steps: int | None = None, allow_imports: bool = False) -> None:
-    """Resume a run from its last checkpoint.
+def resume(
+    directory: Positional[Path],
+    steps: Steps | None = None,
+    tensorboard: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    wandb: Annotated[str | None, tyro.conf.arg(metavar="PROJECT")] = None,
+    wandb_entity: str | None = None,
+    wandb_group: str | None = None,
+    wandb_tags: tuple[str, ...] = (),
+    wandb_offline: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    allow_imports: bool = False,
+) -> None:
+    """Resume a run from its last checkpoint; where it was tracked before, it is tracked again.
 
     Args:
         directory: The folder of the run.
         steps: Go on to this number of steps, further than planned.
+        tensorboard: Write event files for TensorBoard, too.
+        wandb: Track the run in this project of Weights & Biases, too.
+        wandb_entity: Whose project it is.
+        wandb_group: What W&B groups runs by.
+        wandb_tags: What W&B filters runs by.
+        wandb_offline: Keep what W&B gets on disk, for `wandb sync`.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
     from qemrl.training.config import read_config
@@ -95,27 +125,29 @@ def resume(directory: Positional[Path], steps: int | None = None, allow_imports:
                 f"--steps goes on further than the {config.steps:,} steps that are planned; got {steps:,}",
             )
             config = extend(run, steps)
-            run = RunDirectory(directory)
         check_imports(config, allow_imports)
+        tracker = _make_tracker(wandb, wandb_entity, wandb_group, wandb_tags, wandb_offline)
         loop = None if run.done else make_loop(config)
-    _run(config, run, False, loop)
+    _run(config, run, tensorboard, tracker, loop)
 
 
 def evaluate(
     directory: Positional[Path],
     episodes: int = 20,
     seed_of_run: int | None = None,
+    checkpoint: CheckpointName = "last",
     video: Path | None = None,
     json: bool = False,
     out: Path | None = None,
     allow_imports: bool = False,
 ) -> None:
-    """Play episodes with the agent of a run's last checkpoint; the run itself is left as it is.
+    """Play episodes with the agent of a run's last checkpoint, or of another; the run itself is left as it is.
 
     Args:
         directory: The folder of the run.
         episodes: How many, for each seed.
         seed_of_run: Only this one of the run's seeds.
+        checkpoint: `last`, `best` by evaluation, or the step of one that is there.
         video: Record an episode of the first seed to this file, .mp4 or .gif.
         json: Print one JSON object and nothing else.
         out: Write the JSON object to this file as well.
@@ -132,7 +164,7 @@ def evaluate(
             require_suffix(video)
         config = read_config(RunDirectory(directory).config)
         chosen = config.seeds if seed_of_run is None else (seed_of_run,)
-        agents = [api.load(directory, seed, allow_imports=allow_imports) for seed in chosen]
+        agents = [api.load(directory, seed, allow_imports=allow_imports, checkpoint=checkpoint) for seed in chosen]
     with failures():
         results = [agent.evaluate(episodes) for agent in agents]
         filmed = video is not None and agents[0].record_video(video)
@@ -241,6 +273,11 @@ NOT_SETTINGS = {
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
     "tensorboard": ("", "Write event files for TensorBoard, too."),
+    "wandb": ("PROJECT", "Track the run in this project of Weights & Biases, too."),
+    "wandb_entity": ("NAME", "Whose project it is."),
+    "wandb_group": ("NAME", "What W&B groups runs by."),
+    "wandb_tags": ("[NAME ...]", "What W&B filters runs by."),
+    "wandb_offline": ("", "Keep what W&B gets on disk, for `wandb sync`."),
 }
 """Options of `train` that are no settings of the run: what they take, and what they are."""
 
@@ -277,6 +314,30 @@ def _read_literal(text: str) -> Any:
     return text
 
 
+def _take_wandb(options: dict[str, Any]) -> "WandbCallback | None":
+    """Weights & Biases as the options have it, which are taken out."""
+    from qemrl.config.override import convert
+
+    names = ("wandb", "wandb_entity", "wandb_group")
+    project, entity, group = (options.pop(name, None) for name in names)
+    tags = tuple(options.pop("wandb_tags", "").split())
+    return _make_tracker(
+        project, entity, group, tags, convert(options.pop("wandb_offline", False), bool, "wandb_offline")
+    )
+
+
+def _make_tracker(
+    project: str | None, entity: str | None, group: str | None, tags: tuple[str, ...], offline: bool
+) -> "WandbCallback | None":
+    if project is None:
+        require(not (entity or group or tags or offline), "options of Weights & Biases need a project: --wandb PROJECT")
+        return None
+    require(project != "", "--wandb needs a value: the name of a project")
+    from qemrl.training.wandb import WandbCallback
+
+    return WandbCallback(project, entity, group, tags, "offline" if offline else None)
+
+
 def _format_help(config: "RunConfig", env: str | None) -> str:
     """Every option of a configuration, with its type, its default and what its class says about it."""
     from qemrl.config.describe import list_settings
@@ -289,7 +350,7 @@ def _format_help(config: "RunConfig", env: str | None) -> str:
     shown = argparse.ArgumentParser(prog="qemrl", usage=usage_line, description=about, add_help=False)
     for name, (kind, text) in NOT_SETTINGS.items():
         takes: dict[str, Any] = {"metavar": kind} if kind else {"action": "store_true"}
-        shown.add_argument(f"--{name}", help=text, **takes)
+        shown.add_argument(f"--{name.replace('_', '-')}", help=text, **takes)
     for group in list_settings(config):
         section = shown.add_argument_group(f"{group.title} options", group.doc or None)
         for setting in group.settings:
@@ -304,7 +365,7 @@ def _format_help(config: "RunConfig", env: str | None) -> str:
     return shown.format_help()
 
 
-def _start(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
+def _start(config: "RunConfig", out: Path | None, tensorboard: bool, wandb: "WandbCallback | None") -> None:
     """Start a run in its folder, or resume it if it is there."""
     from qemrl.training.config import create_run
     from qemrl.training.loops import make_loop
@@ -326,13 +387,19 @@ def _start(config: "RunConfig", out: Path | None, tensorboard: bool) -> None:
                 loop.close()
             raise
     print(f"run directory: {folder}", flush=True)
-    _run(config, run, tensorboard, loop)
+    _run(config, run, tensorboard, wandb, loop)
 
 
-def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool, loop: "Loop | None" = None) -> None:
+def _run(
+    config: "RunConfig",
+    run: "RunDirectory",
+    tensorboard: bool,
+    wandb: "WandbCallback | None",
+    loop: "Loop | None" = None,
+) -> None:
     """Bring a run to its end, with a bar, and say how it went."""
-    from qemrl.training.callbacks import CallbackList, show_progress
-    from qemrl.training.tensorboard import FOLDER, write_tensorboard
+    from qemrl.training.callbacks import show_progress
+    from qemrl.training.trackers import make_trackers
     from qemrl.training.train import Stopped, train
 
     again = f"qemrl resume {shlex.quote(str(run.path))}"
@@ -343,10 +410,7 @@ def _run(config: "RunConfig", run: "RunDirectory", tensorboard: bool, loop: "Loo
         with failures(), contextlib.ExitStack() as stack:
             if loop is not None:
                 stack.callback(loop.close)
-            callbacks = [stack.enter_context(show_progress(config))]
-            if tensorboard or (run.path / FOLDER).exists():
-                callbacks.append(stack.enter_context(write_tensorboard(run)))
-            train(config, run, CallbackList(callbacks), loop)
+            train(config, run, [*make_trackers(run, tensorboard, wandb), *show_progress()], loop)
     except Stopped as stopped:
         print(f"qemrl: stopped at step {stopped.step:,}, and saved; resume: {again}", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)

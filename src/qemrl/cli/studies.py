@@ -12,7 +12,18 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import UsageError, failures, print_table, require, require_folder, show_status, table, usage
+from qemrl.cli.console import (
+    CheckpointName,
+    Steps,
+    UsageError,
+    failures,
+    print_table,
+    require,
+    require_folder,
+    show_status,
+    table,
+    usage,
+)
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
@@ -30,7 +41,7 @@ def compare(
     presets: Positional[tuple[str, ...]],
     out: Path,
     env: str | None = None,
-    steps: int | None = None,
+    steps: Steps | None = None,
     num_seeds: int | None = None,
     seed: int | None = None,
 ) -> None:
@@ -59,7 +70,7 @@ def compare(
     _complete_and_report(configs, out)
 
 
-def demo(out: Path = Path("demo"), steps: int = 100_000, seed: int = 0) -> None:
+def demo(out: Path = Path("demo"), steps: Steps = 100_000, seed: int = 0) -> None:
     """Train QR-DQN and QEM-DQN on MinAtar's Breakout, two seeds each: a figure of the learning curves and a table.
 
     It takes 3 to 5 minutes on two cores. It can be interrupted and resumes when it is called again; when it is
@@ -82,6 +93,7 @@ def show(
     run: Positional[Path],
     episode_seed: int = 0,
     seed_of_run: int | None = None,
+    checkpoint: CheckpointName = "last",
     moments: Annotated[int, tyro.conf.arg(metavar="N")] = 5,
     out: Path | None = None,
     allow_imports: bool = False,
@@ -95,6 +107,7 @@ def show(
         run: The run directory of a trained agent.
         episode_seed: The seed of the episode.
         seed_of_run: Which of the run's seeds; by default its first.
+        checkpoint: `last`, `best` by evaluation, or the step of one that is there.
         moments: At how many moments of the episode the distributions are drawn.
         out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
@@ -109,7 +122,7 @@ def show(
 
     with show_status("playing an episode"), failures():
         with usage():
-            agent = api.load(run, seed_of_run, allow_imports=allow_imports)
+            agent = api.load(run, seed_of_run, allow_imports=allow_imports, checkpoint=checkpoint)
         episode = watch_episode(agent, episode_seed, moments)
     if episode.note:
         print(f"note: the figure has no frames: {episode.note}")
@@ -244,8 +257,8 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
             print(f"{config.preset}: finished already, in {path}")
         else:
             try:
-                with failures(), show_progress(config) as callback:
-                    train(config, directory, callback)
+                with failures():
+                    train(config, directory, show_progress())
             except Stopped as stop:
                 print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
                 sys.exit(128 + stop.signal_number)

@@ -121,11 +121,12 @@ def forecast(statuses: Sequence[RunStatus], cpus: int, seconds: float, tell: Cal
 
 
 def estimate_storage(config: RunConfig, replay: int, measured: Measurement) -> int:
-    """The bytes of a finished run: its last checkpoints, records and evaluations."""
+    """The bytes of a finished run: its last checkpoints and its best, which has less, records and evaluations."""
     records = math.ceil(config.whole_steps / config.log_every)
     evaluations = math.ceil(config.whole_steps / config.evaluate_every)
     episodes = evaluations * config.evaluation_episodes
-    return KEPT_CHECKPOINTS * (measured.state_bytes + replay) + records * RECORD_BYTES + episodes * EPISODE_BYTES
+    kept = KEPT_CHECKPOINTS * (measured.state_bytes + replay) + measured.state_bytes
+    return kept + records * RECORD_BYTES + episodes * EPISODE_BYTES
 
 
 def _measure_runs(group: Sequence[RunStatus], tried: Measurement) -> Measurement | None:

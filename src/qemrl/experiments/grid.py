@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "presets": (_are_names, "a list of names"),
     "envs": (_are_names, "a list of names"),
     "seeds": (lambda value: _is_whole(value) or _is_list(value, _is_whole), "a number of seeds or a list of them"),
-    "steps": (_is_whole, "a whole number"),
+    "steps": (lambda value: _is_whole(value) or (isinstance(value, float) and value.is_integer()), "a whole number"),
     "overrides": (lambda value: isinstance(value, dict), "a table of settings"),
 }
 """The keys of a file, and what stands there."""
@@ -201,6 +201,7 @@ def read_grid(file: str | Path) -> Grid:
         is_right, kind = KINDS[key]
         if not is_right(value):
             raise ValueError(f"{file}: {key} must be {kind}, got {value!r}")
+    data["steps"] = int(data["steps"])
     try:
         return Grid(**data)
     except ValueError as error:

@@ -213,8 +213,7 @@ def read_run(path: Path, name: str) -> RunRecord:
     state: State = "finished" if directory.done else "failed" if cause else "unfinished"
     rates, machines = _read_timing(directory)
     median = float(np.median([rate for _, rate in rates])) if rates else None
-    # A record is of the steps since the last multiple of log_every.
-    seconds = sum(((at - 1) % config.log_every + 1) * config.num_seeds / rate for at, rate in rates)
+    seconds = sum((at - config.last_record(at)) * config.num_seeds / rate for at, rate in rates)
     return RunRecord(name, path, arm, config, directory.record, state, cause, points, median, float(seconds), machines)
 
 

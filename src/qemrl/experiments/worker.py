@@ -53,7 +53,6 @@ def work(path: Path) -> None:
     Raises:
         Stopped: A signal asked for it; a checkpoint was written.
     """
-    from qemrl.training.callbacks import NullCallback
     from qemrl.training.config import read_config
     from qemrl.training.run_directory import RunDirectory, write_atomic
     from qemrl.training.train import Stopped, train
@@ -62,7 +61,7 @@ def work(path: Path) -> None:
     try:
         run = RunDirectory(path)
         _wait_for_lock(run)
-        train(read_config(run.config), run, NullCallback())
+        train(read_config(run.config), run)
     except (Stopped, KeyboardInterrupt):
         raise
     except BaseException as error:

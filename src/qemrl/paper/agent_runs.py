@@ -44,7 +44,7 @@ def train(config: RunConfig, evaluate: bool, tick: Tick) -> Iterator[tuple[Compi
     run = make_loop(config)
     assert isinstance(run, CompiledLoop)
     while run.step < config.whole_steps:
-        records = run.advance(config.next_record(run.step), evaluate, lambda: False)
+        records = run.advance(config.next_stop(run.step), evaluate, lambda: False)
         assert records is not None
         yield run, records
         tick(run.step / config.whole_steps)

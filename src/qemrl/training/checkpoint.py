@@ -86,18 +86,28 @@ def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mappin
     return path
 
 
-def load_latest(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> Checkpoint | None:
+def list_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, which may be damaged."""
+    return sorted({_step(path) for path in _checkpoints(folder)})
+
+
+def load_latest(
+    folder: Path, wanted: Callable[[str], bool] = lambda _: True, step: int | None = None
+) -> Checkpoint | None:
     """The newest checkpoint whose checksums are right, or None if there is none; damaged ones give a warning.
 
     Args:
         folder: Where the checkpoints are.
         wanted: Which arrays are read and checked, by name; all by default.
+        step: Only a checkpoint of this step; of any by default.
 
     Raises:
         CheckpointError: There are some, but none is whole, or one was written by a later version of qemrl.
     """
     reasons = []
     for path in _checkpoints(folder):
+        if step not in (None, _step(path)):
+            continue
         try:
             return _read(path, wanted)
         except (_DamagedError, OSError) as error:

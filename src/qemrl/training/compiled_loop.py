@@ -6,7 +6,7 @@ Seeds are mapped over; counters are shared by them and stay unmapped, so that wr
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -86,10 +86,11 @@ class CompiledLoop:
         """The memory that the replay of all seeds takes."""
         return sum(array.nbytes for array in jax.tree.leaves(self.state.replay))
 
-    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
+    def advance(self, until: int, evaluate: bool, stop: Stop = never, keep_sums: bool = False) -> list[Record] | None:
         """Run to `until` steps, whole iterations, and give a record for each seed, or None if `stop` says so.
 
-        With `evaluate`, the records also hold the returns of evaluation episodes, played at the end.
+        With `evaluate`, the records also hold the returns of evaluation episodes, played at the end. Sums start anew
+        with each record, unless they are to be kept for the next one.
         """
         if stop():
             return None
@@ -98,8 +99,15 @@ class CompiledLoop:
         self.state, results = self._chunk(self.state, self.keys, self._counts(), jnp.asarray(evaluate), count)
         self.step += iterations * self.schedule.steps
         records = self._records(results, evaluate)
-        self.state = self.state._replace(accumulator=jax.vmap(lambda _: Accumulator.empty())(self.keys.init))
+        if not keep_sums:
+            self.state = self.state._replace(accumulator=jax.vmap(lambda _: Accumulator.empty())(self.keys.init))
         return records
+
+    def set_evaluation_episodes(self, episodes: int) -> None:
+        """Play so many episodes in evaluations from now on; another number is another program."""
+        if episodes != self.settings.evaluation_episodes:
+            self.settings = self.settings._replace(evaluation_episodes=episodes)
+            self._chunk = jax.jit(partial(self._run_chunk), donate_argnums=0)  # not equal to the method, as JAX sees it
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint; of the replay only what was written."""
@@ -107,6 +115,11 @@ class CompiledLoop:
             name: array[:, : self._written] if name in self._replay_names else array
             for name, array in flatten(self.state).items()
         }
+
+    def param_arrays(self) -> dict[str, np.ndarray]:
+        """The parameters alone, under the names that `arrays` gives them."""
+        agent = AgentState(self.state.agent.params, None, None)
+        return flatten(SeedState(agent, None, cast("Any", None), None, cast("Any", None)))
 
     def meta(self) -> dict[str, Any]:
         """What changes and is not an array: nothing."""

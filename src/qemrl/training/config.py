@@ -50,7 +50,7 @@ class RunConfig:
     """Environments side by side, for each seed."""
 
     log_every: int = 1_000
-    """Steps between records."""
+    """Steps between records; there is always one with an evaluation."""
 
     evaluate_every: int = 5_000
     """Steps between evaluations; there is always one at the end."""
@@ -83,13 +83,15 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed <= 2**32 - self.num_seeds:
             raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
-        schedule = self.schedule
+        unit = self.schedule.steps
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
-            unit, of = (
-                (schedule.steps, "an iteration's steps") if name == "log_every" else (self.log_every, "log_every")
-            )
-            if getattr(self, name) < 1 or getattr(self, name) % unit:
-                raise ValueError(f"{name} must be a multiple of {of}, {unit}; got {getattr(self, name)}")
+            every = getattr(self, name)
+            if every < 1 or every % unit:
+                near = sorted({max(unit, every // unit * unit), self.schedule.whole(max(every, 1))})
+                raise ValueError(
+                    f"{name} must be a multiple of an iteration's steps, {unit}, such as "
+                    f"{' or '.join(map(str, near))}; got {every}"
+                )
         if (self.protocol is not None) != (is_atari(self.env) and not self.env_is_given):
             raise ValueError(f"a protocol is for Atari games; {self.env} with {self.protocol}")
 
@@ -126,9 +128,18 @@ class RunConfig:
         """The environment in a word, with its keyword arguments: what tables and figures call it."""
         return self.env + "".join(f" {name}={value}" for name, value in self.env_kwargs)
 
-    def next_record(self, step: int) -> int:
-        """The step of the record after `step`."""
-        return min((step // self.log_every + 1) * self.log_every, self.whole_steps)
+    def next_stop(self, step: int) -> int:
+        """The first step after `step` with a record or a checkpoint."""
+        due = (every - step % every for every in (self.log_every, self.evaluate_every, self.checkpoint_every))
+        return min(step + min(due), self.whole_steps)
+
+    def is_recorded(self, step: int) -> bool:
+        """Whether there is a record at `step`."""
+        return step % self.log_every == 0 or self.is_evaluated(step)
+
+    def last_record(self, step: int) -> int:
+        """The step of the record before the one at `step`; 0 if there is none."""
+        return max((step - 1) // every * every for every in (self.log_every, self.evaluate_every))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether there is an evaluation at `step`."""

@@ -19,6 +19,25 @@ Act = Callable[..., tuple[Actions, Any]]
 """(params, actor state, view, step, count, key) to actions and the actor state; compiled."""
 
 
+class Evaluation(NamedTuple):
+    """The results of episodes played without learning."""
+
+    returns: Float[np.ndarray, " episodes"]
+    lengths: Int[np.ndarray, " episodes"]
+    seed: int = 0
+    """That of the agent that played them."""
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """The standard deviation of the returns."""
+        return float(self.returns.std())
+
+
 def make_act(agent: Agent, evaluating: bool) -> Act:
     """The agent's choice in the step that is number `count`, compiled."""
 

@@ -79,8 +79,11 @@ class HostLoop:
         self._leaves = AgentState(*(jax.tree.leaves(part) for part in state))
         self._structures = AgentState(*(jax.tree.structure(part) for part in state))
 
-    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> Record | None:
-        """Run to `until` steps and give a record, or None if `stop` asked to stop before."""
+    def advance(self, until: int, evaluate: bool, stop: Stop = never, keep_sums: bool = False) -> Record | None:
+        """Run to `until` steps and give a record, or None if `stop` asked to stop before.
+
+        Sums start anew with each record, unless they are to be kept for the next one.
+        """
         while self.step < until:
             if stop():
                 return None
@@ -89,9 +92,22 @@ class HostLoop:
         if evaluate:
             returns, lengths = self._evaluate()
             record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
-        self.accumulator = Accumulator.empty()
-        self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
+        if not keep_sums:
+            self.accumulator = Accumulator.empty()
+            self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
         return record
+
+    def set_evaluation_episodes(self, episodes: int) -> None:
+        """Play so many episodes in evaluations from now on."""
+        if episodes != self.settings.evaluation_episodes and self._evaluation_envs is not None:
+            self._evaluation_envs.close()
+            self._evaluation_envs = None
+        self.settings = self.settings._replace(evaluation_episodes=episodes)
+
+    def param_arrays(self) -> dict[str, np.ndarray]:
+        """The parameters alone, under the names that `arrays` gives them."""
+        only = flatten((AgentState(self.agent_state.params, None, None), None, None))
+        return {f"agent/{name}": array for name, array in only.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes, for a checkpoint."""

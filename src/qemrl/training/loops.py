@@ -40,12 +40,28 @@ BUILD_LOCK = threading.Lock()
 class Loop(Protocol):
     """What training needs of a loop, for all seeds of a run."""
 
-    def advance(self, until: int, evaluate: bool, stop: Stop = ...) -> list[Record] | None:
-        """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
+    @property
+    def agent(self) -> InspectableAgent:
+        """The agent that all seeds are runs of."""
+        ...
+
+    def advance(self, until: int, evaluate: bool, stop: Stop = ..., keep_sums: bool = ...) -> list[Record] | None:
+        """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before.
+
+        Sums start anew with each record, unless they are to be kept for the next one.
+        """
+        ...
+
+    def set_evaluation_episodes(self, episodes: int) -> None:
+        """Play so many episodes in evaluations from now on."""
         ...
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes."""
+        ...
+
+    def param_arrays(self) -> dict[str, np.ndarray]:
+        """The parameters alone, under the names that `arrays` gives them."""
         ...
 
     def meta(self) -> dict[str, Any]:
@@ -198,13 +214,22 @@ def _leave(env: gymnasium.Env) -> gymnasium.Env:
     return env
 
 
-def read_params(config: RunConfig, spec: EnvSpec, folder: Path, seed: int) -> tuple[int, Any] | None:
-    """The step of the last good checkpoint and the parameters of one seed in it, or None if there is none.
+def read_params(
+    config: RunConfig, spec: EnvSpec, folder: Path, seed: int, step: int | None = None
+) -> tuple[int, Any] | None:
+    """The step of a checkpoint and the parameters of one seed in it, or None if there is none.
 
     The parameters of all seeds are read, so that all are found at the same step; nothing else is.
+
+    Args:
+        config: The run.
+        spec: Its environment.
+        folder: Where the checkpoints are.
+        seed: The seed.
+        step: That of the checkpoint; without it, the last good one is taken.
     """
     index, place = config.seeds.index(seed), ".agent.params" if config.is_compiled else "agent/[0].params"
-    found = checkpoint.load_latest(folder, lambda name: place in name)
+    found = checkpoint.load_latest(folder, lambda name: place in name, step)
     if found is None:
         return None
     if config.is_compiled:

@@ -3,8 +3,11 @@
 config.json       the configuration, and the versions that ran it
 metrics.jsonl     one JSON object a line; the same, byte for byte, however often the run was interrupted
 timing.jsonl      the same for what depends on the clock and the machine
-checkpoints/      see `checkpoint`
+checkpoints/      the last two, with all that is needed to go on (see `checkpoint`)
+best/             one more, of the parameters alone: those that had the highest mean over the seeds in an evaluation
 evaluations/      NAME.json
+tensorboard/      event files, if they are asked for
+wandb.json        the project and runs of Weights & Biases, if the run is tracked there
 DONE              the summary of a finished run
 lock              held by the process that writes
 """
@@ -16,7 +19,7 @@ import math
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,6 +93,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """The folder of the checkpoint that did best; it may not exist."""
+        return self.path / "best"
+
+    @property
     def done(self) -> bool:
         """Whether the run is finished."""
         return (self.path / "DONE").exists()
@@ -130,13 +138,26 @@ class RunDirectory:
             file.truncate(size)
             os.fsync(file.fileno())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of metrics.jsonl; a last line that is being written, or was cut by a crash, is left out."""
-        return _read_lines(self._metrics)
+    def replace_metrics(self, records: Iterable[Mapping[str, Any]], timing: Iterable[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl and timing.jsonl anew."""
+        write_atomic(self._metrics, "".join(map(_json, records)))
+        write_atomic(self._timing, "".join(map(_json, timing)))
+
+    def read_metrics(self, size: int | None = None) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl; a last line that is being written, or was cut by a crash, is left out.
+
+        With a size, only those are read that were there at the checkpoint with these `metrics_bytes`.
+        """
+        return _read_lines(self._metrics, size)
 
     def read_timing(self) -> list[dict[str, Any]]:
         """The records of timing.jsonl, in the same way; a part that was done again is there twice."""
         return _read_lines(self._timing)
+
+    def read_evaluation(self, name: str) -> dict[str, Any] | None:
+        """What evaluations/NAME.json holds; None if there is no such file."""
+        file = self.path / "evaluations" / f"{name}.json"
+        return json.loads(file.read_bytes()) if file.exists() else None
 
     def write_evaluation(self, name: str, data: Mapping[str, Any]) -> Path:
         """The file evaluations/NAME.json, written with the data; one of the same name is replaced."""
@@ -244,11 +265,11 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
             raise
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; none if there is no file."""
+def _read_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of a file, or of its first bytes; none if there is no file."""
     if not path.exists():
         return []
-    *lines, _ = path.read_bytes().split(b"\n")
+    *lines, _ = path.read_bytes()[:size].split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:

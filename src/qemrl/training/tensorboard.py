@@ -1,16 +1,14 @@
 """The records of a run for TensorBoard: event files, written again from metrics.jsonl whenever a run is resumed."""
 
-import contextlib
 import importlib
 import importlib.util
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qemrl.extras import how_to_install
-from qemrl.training.callbacks import Callback
+from qemrl.training.callbacks import Callback, Reason
 from qemrl.training.config import RunConfig
 from qemrl.training.loops import Loop
 from qemrl.training.run_directory import RunDirectory
@@ -29,21 +27,11 @@ def require_tensorboard() -> None:
         raise ValueError(f"--tensorboard needs a package that is not installed; {how_to_install('tensorboard')}")
 
 
-@contextlib.contextmanager
-def write_tensorboard(directory: RunDirectory) -> Iterator["TensorBoardCallback"]:
-    """A callback that writes what it is told into the run's folder `tensorboard`, a folder for each seed."""
-    require_tensorboard()
-    callback = TensorBoardCallback(directory)
-    try:
-        yield callback
-    finally:
-        callback.close()
-
-
 class TensorBoardCallback(Callback):
-    """A callback that writes event files."""
+    """A callback that writes event files into the folder `tensorboard` of a run directory, a folder for each seed."""
 
     def __init__(self, directory: RunDirectory) -> None:
+        require_tensorboard()
         self.directory = directory
         self._writers: dict[int, Any] = {}
 
@@ -58,34 +46,30 @@ class TensorBoardCallback(Callback):
         # Of a record that was written twice, the last.
         rates = {record["step"]: record["time/fps"] for record in self.directory.read_timing()}
         for record in self.directory.read_metrics():
-            self._write(record, rates.get(record["step"]))
-        self._flush()
+            self._write({**record, "time/fps": rates.get(record["step"])})
+        for writer in self._writers.values():
+            writer.flush()
 
-    def on_record(self, records: list[Record], steps_per_second: float) -> None:
-        """Write the records, and flush them to disk."""
-        for record in records:
-            self._write(record, steps_per_second)
-        self._flush()
+    def on_record(self, step: int, metrics: Record) -> None:
+        """Write the record, and flush it to disk."""
+        del step
+        self._write(metrics)
+        self._writers[metrics["seed"]].flush()
 
-    def close(self) -> None:
+    def on_end(self, reason: Reason) -> None:
         """Close all files."""
+        del reason
         for writer in self._writers.values():
             writer.close()
 
-    def _write(self, record: Record, rate: float | None) -> None:
+    def _write(self, record: Record) -> None:
         # modules that are generated: their classes are not in their source
         messages: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         numbers = {tag: value for tag, value in record.items() if "/" in tag and isinstance(value, int | float)}
-        if rate is not None:
-            numbers["time/fps"] = rate
         values = [summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         event = messages.Event(step=record["step"], wall_time=time.time(), summary=summaries.Summary(value=values))
         self._writers[record["seed"]].add_event(event)
-
-    def _flush(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
 
 
 def _writer(folder: Path) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qemrl.agents.agent import InspectableAgent
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.machine import available_cores
 from qemrl.training.schedule import Record, Stop, never
@@ -68,25 +69,40 @@ class HostLoops:
         """How many steps the seeds have done on average."""
         return sum(loop.step for loop in self.loops) / len(self.loops)
 
-    def advance(self, until: int, evaluate: bool, stop: Stop = never) -> list[Record] | None:
+    @property
+    def agent(self) -> InspectableAgent:
+        """The agent that all seeds are runs of."""
+        return self.loops[0].agent
+
+    def advance(self, until: int, evaluate: bool, stop: Stop = never, keep_sums: bool = False) -> list[Record] | None:
         """Run to `until` steps and give a record for each seed, or None if `stop` asked to stop before."""
         if stop():  # threads that are done before they are polled do not ask
             return None
         behind = [index for index, record in enumerate(self.records) if record is None]
-        run_threads([partial(self._advance, index, until, evaluate) for index in behind], stop)
+        run_threads([partial(self._advance, index, until, evaluate, keep_sums=keep_sums) for index in behind], stop)
         records = [record for record in self.records if record is not None]
         if len(records) < len(self.loops):
             return None
         self.records = [None for _ in self.loops]
         return records
 
-    def _advance(self, index: int, until: int, evaluate: bool, stop: Stop) -> None:
-        self.records[index] = self.loops[index].advance(until, evaluate, stop)
+    def _advance(self, index: int, until: int, evaluate: bool, stop: Stop, keep_sums: bool = False) -> None:
+        self.records[index] = self.loops[index].advance(until, evaluate, stop, keep_sums)
+
+    def set_evaluation_episodes(self, episodes: int) -> None:
+        """Play so many episodes in evaluations from now on."""
+        for loop in self.loops:
+            loop.set_evaluation_episodes(episodes)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All that changes."""
         loops = enumerate(self.loops)
         return {f"{index}/{name}": array for index, loop in loops for name, array in loop.arrays().items()}
+
+    def param_arrays(self) -> dict[str, np.ndarray]:
+        """The parameters alone, under the names that `arrays` gives them."""
+        loops = enumerate(self.loops)
+        return {f"{index}/{name}": array for index, loop in loops for name, array in loop.param_arrays().items()}
 
     def meta(self) -> dict[str, Any]:
         """The records of seeds that are ahead, as pairs: checkpoints keep no order of keys, and metrics.jsonl does."""

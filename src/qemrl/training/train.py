@@ -1,6 +1,6 @@
 """The one path of training: a loop goes from record to record, from its first step or its last checkpoint to its end.
 
-With a run directory, metrics and checkpoints are kept there.
+With a run directory, metrics and checkpoints are kept there, and the parameters that did best in an evaluation.
 """
 
 import contextlib
@@ -8,23 +8,26 @@ import json
 import math
 import os
 import signal
+import statistics
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
-from qemrl.training.callbacks import Callback
+from qemrl.training.callbacks import CallbackList, Reason
 from qemrl.training.config import RunConfig, read_config
+from qemrl.training.evaluation import Evaluation
 from qemrl.training.loops import Loop, make_loop
 from qemrl.training.machine import summarize_machine
 from qemrl.training.run_directory import RunDirectory, write_atomic
-from qemrl.training.schedule import Record
+from qemrl.training.schedule import Record, Stop
 
 PROGRESS_EVERY = 0.2
 """Seconds between two calls of `Callback.on_progress`, at least."""
@@ -42,21 +45,30 @@ class NonFiniteTrainingError(Exception):
     """A reward, an observation or a loss was not finite."""
 
 
-def train(config: RunConfig, directory: RunDirectory | None, callback: Callback, loop: Loop | None = None) -> None:
-    """Bring a run to its end, from wherever it is; nothing is done to one that is finished.
+def train(
+    config: RunConfig,
+    directory: RunDirectory | None = None,
+    callbacks: Iterable[Any] = (),
+    loop: Loop | None = None,
+    evaluate: bool = True,
+) -> Reason:
+    """Bring a run to its end, from wherever it is, and say why it ended: it is finished, or a callback stopped it.
 
     Args:
         config: What runs.
-        directory: Where metrics, evaluations and checkpoints are kept, and what the run is resumed from. Without one
-            there are no evaluations, and what is learned is only in the loop.
-        callback: What is told how it goes.
-        loop: That of `make_loop`, if it is there already; it is left open.
+        directory: Where metrics, evaluations and checkpoints are kept, and what the run is resumed from. Without one,
+            what is learned is only in the loop.
+        callbacks: What is told how it goes (see `callbacks`).
+        loop: That of `make_loop`, if it is there already; it is left open. One that is as far as the last checkpoint
+            is taken as it is.
+        evaluate: Whether there are evaluations.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; a checkpoint was written.
         NonFiniteTrainingError: A number was not finite; the state is then in the folder `failed`, and checkpoints
             before it are kept.
     """
+    told = CallbackList(callbacks)
     with contextlib.ExitStack() as stack:
         if directory is not None:
             stack.enter_context(directory.lock())
@@ -65,58 +77,131 @@ def train(config: RunConfig, directory: RunDirectory | None, callback: Callback,
             loop = make_loop(config)
             stack.callback(loop.close)
         lost = [] if directory is None else _restore(loop, directory)
-        callback.on_start(config, loop, lost)
-        while loop.step < config.whole_steps:
-            _advance(config, loop, directory, callback, signals)
-        if directory is not None and not directory.done:
-            directory.finish({"step": loop.step, "seeds": list(config.seeds), **_last_evaluation(directory)})
+        reason: Reason = "failed"
+        try:
+            told.on_start(config, loop, lost)
+            run = _Run(config if evaluate else _without_evaluations(config), loop, directory, told, signals, evaluate)
+            run.advance_to_end()
+            is_finished = loop.step >= config.whole_steps
+            if is_finished and directory is not None and not directory.done:
+                directory.finish({"step": loop.step, "seeds": list(config.seeds), **_last_evaluation(directory)})
+            reason = "finished" if is_finished else "callback"
+        except Stopped:
+            reason = "stopped"
+            raise
+        finally:
+            told.on_end(reason)
+    return reason
 
 
 def extend(directory: RunDirectory, steps: int) -> RunConfig:
     """The configuration of a run that is to go on to `steps` steps, stored in its folder; it is no longer finished."""
     config = replace(read_config(directory.config), steps=steps)
-    with directory.lock():
-        # In this order: a run that is not marked as finished and has nothing left to do is merely marked again.
-        (directory.path / "DONE").unlink(missing_ok=True)
-        record = directory.record | {"config": to_json(config)}
-        write_atomic(directory.path / "config.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
+    store_config(directory, config)
     return config
 
 
-def _advance(
-    config: RunConfig, loop: Loop, directory: RunDirectory | None, callback: Callback, signals: list[int]
-) -> None:
-    """Run to the next record, and keep and tell what it says."""
-    until, before, start = config.next_record(loop.step), loop.step, time.perf_counter()
-    told = start
+def store_config(directory: RunDirectory, config: RunConfig) -> None:
+    """Put another configuration into the folder of a run, which is then no longer finished."""
+    with directory.lock():
+        # In this order: a run that is not marked as finished and has nothing left to do is merely marked again.
+        (directory.path / "DONE").unlink(missing_ok=True)
+        directory.record["config"] = directory.config = to_json(config)
+        write_atomic(directory.path / "config.json", json.dumps(directory.record, indent=2, sort_keys=True) + "\n")
 
-    def stop() -> bool:
-        nonlocal told
-        now = time.perf_counter()
-        if now - told > PROGRESS_EVERY:
-            told = now
-            callback.on_progress(loop.mean_step)
-        return bool(signals)
 
-    try:
-        records = loop.advance(until, directory is not None and config.is_evaluated(until), stop)
-    except FloatingPointError as error:
-        raise _describe_failure(str(error), loop, directory) from error
-    if records is None:
-        if directory is not None:
-            save_checkpoint(loop, directory)
-        raise Stopped(loop.step, signals[0])
-    reason = _find_nonfinite(records)
-    if reason is not None:
-        raise _describe_failure(reason, loop, directory)
-    rate = config.num_seeds * (until - before) / (time.perf_counter() - start)
-    if directory is not None:
-        for record in records:
-            directory.append(_store_evaluation(record, directory))
-        directory.append_timing({"step": until, "time/fps": rate, "machine": summarize_machine()})
-    callback.on_record(records, rate)
-    if directory is not None and config.is_saved(until):
-        save_checkpoint(loop, directory)
+def _without_evaluations(config: RunConfig) -> RunConfig:
+    """The run with nothing to do at the steps of evaluations."""
+    return replace(config, evaluate_every=config.log_every)
+
+
+@dataclass
+class _Run:
+    """A run that goes from stop to stop: from record to record, with checkpoints there or in between."""
+
+    config: RunConfig
+    loop: Loop
+    directory: RunDirectory | None
+    told: CallbackList
+    signals: list[int]
+    evaluate: bool
+    best: float = field(init=False)
+    """The best mean over the seeds of an evaluation so far."""
+
+    def __post_init__(self) -> None:
+        means = _average_evaluations([] if self.directory is None else self.directory.read_metrics())
+        self.best = max(means.values(), default=-math.inf)
+
+    def advance_to_end(self) -> None:
+        """Run until all steps are done or a callback asks to stop."""
+        while self.loop.step < self.config.whole_steps and not self.told.asks_to_stop:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Run to the next stop, and keep and tell what happens there."""
+        before, start = self.loop.step, time.perf_counter()
+        until = self.config.next_stop(before)
+        is_recorded = self.config.is_recorded(until)
+        evaluate = self.evaluate and self.config.is_evaluated(until)
+        try:
+            records = self.loop.advance(until, evaluate, self._poll(start), not is_recorded)
+        except FloatingPointError as error:
+            raise _describe_failure(str(error), self.loop, self.directory) from error
+        if records is None:
+            self._save()
+            if self.signals:
+                raise Stopped(self.loop.step, self.signals[0])
+            return
+        reason = _find_nonfinite(records)
+        if reason is not None:
+            raise _describe_failure(reason, self.loop, self.directory)
+        if is_recorded:
+            self._record(records, self.config.num_seeds * (until - before) / (time.perf_counter() - start))
+        if self.config.is_saved(until) or self.told.asks_to_stop:
+            self._save()
+
+    def _poll(self, start: float) -> Stop:
+        """What tells callbacks how far the run is, and says whether it is asked to stop."""
+        last = start
+
+        def stop() -> bool:
+            nonlocal last
+            now = time.perf_counter()
+            if now - last > PROGRESS_EVERY:
+                last = now
+                self.told.on_progress(self.loop.mean_step)
+            return bool(self.signals) or self.told.asks_to_stop
+
+        return stop
+
+    def _record(self, records: list[Record], rate: float) -> None:
+        """Keep the records of all seeds, then tell them."""
+        evaluations = [_split_evaluation(record) for record in records]
+        step = self.loop.step
+        if self.directory is not None:
+            for record, played in zip(records, evaluations, strict=True):
+                if played is not None:
+                    write_episodes(self.directory, step, played)
+                self.directory.append(record)
+            self.directory.append_timing({"step": step, "time/fps": rate, "machine": summarize_machine()})
+        for mean in _average_evaluations(records).values():
+            if mean > self.best:
+                self.best = mean
+                self._save_best(mean)
+        for record, played in zip(records, evaluations, strict=True):
+            self.told.on_record(step, {**record, "time/fps": rate})
+            if played is not None:
+                self.told.on_evaluation(step, played)
+
+    def _save_best(self, mean: float) -> None:
+        """Keep the parameters; before the checkpoint of this step, so that a run that is killed does so again."""
+        if self.directory is not None:
+            step, arrays = self.loop.step, self.loop.param_arrays()
+            checkpoint.save(self.directory.best, step, arrays, {"eval/mean_reward": mean}, keep=1)
+
+    def _save(self) -> None:
+        if self.directory is not None:
+            self.told.on_checkpoint(self.loop.step, save_checkpoint(self.loop, self.directory))
 
 
 def _find_nonfinite(records: list[Record]) -> str | None:
@@ -126,33 +211,55 @@ def _find_nonfinite(records: list[Record]) -> str | None:
     return "; ".join(found) or None
 
 
-def _store_evaluation(record: Record, directory: RunDirectory) -> Record:
-    """The record with a summary of its evaluation, whose episodes go into a file of their own."""
+def _split_evaluation(record: Record) -> Evaluation | None:
+    """The evaluation of a record, if there is one; in its place, the record then has a summary of it."""
     if "eval/returns" not in record:
-        return record
+        return None
     returns, lengths = np.asarray(record.pop("eval/returns")), np.asarray(record.pop("eval/lengths"))
-    episodes = {"step": record["step"], "seed": record["seed"], "returns": returns, "lengths": lengths}
-    directory.write_evaluation(f"seed_{record['seed']}_step_{record['step']:012d}", episodes)
     record["eval/mean_reward"] = float(returns.mean())
     record["eval/std_reward"] = float(returns.std())
     record["eval/mean_ep_length"] = float(lengths.mean())
-    return record
+    return Evaluation(returns, lengths, record["seed"])
 
 
-def save_checkpoint(loop: Loop, directory: RunDirectory) -> None:
-    """Write a checkpoint of a loop into a run directory."""
+def _average_evaluations(records: Iterable[Record]) -> dict[int, float]:
+    """The mean return over the seeds of each evaluation, by step."""
+    returns: dict[int, list[float]] = {}
+    for record in records:
+        mean = record.get("eval/mean_reward")
+        if mean is not None and math.isfinite(mean):
+            returns.setdefault(record["step"], []).append(mean)
+    return {step: statistics.fmean(each) for step, each in returns.items()}
+
+
+def evaluation_name(step: int, seed: int) -> str:
+    """What the file of an evaluation is called in a run directory."""
+    return f"seed_{seed}_step_{step:012d}"
+
+
+def write_episodes(directory: RunDirectory, step: int, played: Evaluation) -> None:
+    """Write the episodes of an evaluation into a run directory."""
+    episodes = {"step": step, "seed": played.seed, "returns": played.returns, "lengths": played.lengths}
+    directory.write_evaluation(evaluation_name(step, played.seed), episodes)
+
+
+def save_checkpoint(loop: Loop, directory: RunDirectory) -> Path:
+    """The folder of a new checkpoint of a loop in a run directory."""
     meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
-    checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
+    return checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
 
 
 def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
-    found = checkpoint.load_latest(directory.checkpoints)
+    # A loop that is there already needs no arrays, and so no replay, from the disk.
+    found = checkpoint.load_latest(directory.checkpoints, lambda _: False) if loop.step else None
+    is_there = found is not None and found.step == loop.step
+    found = found if is_there else checkpoint.load_latest(directory.checkpoints)
     if found is None:
         directory.truncate_metrics(0)
         return []
     try:
         directory.truncate_metrics(found.meta["metrics_bytes"])
-        return loop.restore(found.step, found.arrays, found.meta["loop"])
+        return [] if is_there else loop.restore(found.step, found.arrays, found.meta["loop"])
     except ValueError as error:
         raise checkpoint.CheckpointError(f"{directory.path} cannot go on from {found.path.name}: {error}") from error
 

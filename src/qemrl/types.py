@@ -94,7 +94,7 @@ class Part(NamedTuple):
     """A NumPy dtype name: `float32`, `uint8` or `bool`."""
 
     low: tuple[float, ...] | None = None
-    """Finite lower bounds, with `high`: of each component, or one for all pixels of an image; None if there are none."""
+    """Finite lower bounds, with `high`: of each component, or one for all pixels of an image; None without any."""
 
     high: tuple[float, ...] | None = None
 

@@ -36,6 +36,9 @@ class Pixels(NamedTuple):
         return images / jnp.float32(self.high - self.low) if self.high - self.low != 1 else images
 
 
+ATARI_FRAMES, MINATAR_BOARD = Pixels((0,), 0.0, 255.0), Pixels((2,))
+
+
 class NatureConvolutions(eqx.Module):
     """The three convolutions of DQN (Mnih et al., 2015)."""
 
@@ -43,7 +46,7 @@ class NatureConvolutions(eqx.Module):
     norms: tuple[LayerNorm | None, ...]
     pixels: Pixels = eqx.field(static=True)
 
-    def __init__(self, channels: int, layer_norm: bool, key: Key, pixels: Pixels = Pixels((0,), 0.0, 255.0)) -> None:
+    def __init__(self, channels: int, layer_norm: bool, key: Key, pixels: Pixels = ATARI_FRAMES) -> None:
         keys = jax.random.split(key, 3)
         self.layers = (
             Convolution(channels, 32, 8, 4, 0, keys[0], product=False),
@@ -69,7 +72,7 @@ class MinAtarConvolution(eqx.Module):
     norm: LayerNorm | None
     pixels: Pixels = eqx.field(static=True)
 
-    def __init__(self, channels: int, layer_norm: bool, key: Key, pixels: Pixels = Pixels((2,))) -> None:
+    def __init__(self, channels: int, layer_norm: bool, key: Key, pixels: Pixels = MINATAR_BOARD) -> None:
         self.layer = Convolution(channels, 16, 3, 1, 1, key)
         self.norm = LayerNorm(16) if layer_norm else None
         self.pixels = pixels
@@ -172,12 +175,11 @@ def _make_part_reader(
     image, axes = part.image_shape, part.channel_axes
     if image is None or axes is None:
         return Flatten(part.low, part.high)
-    known = {"uint8": (0.0, 255.0), "bool": (0.0, 1.0)}.get(part.dtype)
+    known = (0.0, 255.0) if part.dtype == "uint8" else None
     if part.low is not None and part.high is not None:
         known = min(part.low), max(part.high)
     if name == "mlp":
-        scaled = known is not None and part.dtype != "bool"
-        return Flatten((known[0],), (known[1],)) if scaled else Flatten(None, None)
+        return Flatten(None, None) if known is None else Flatten((known[0],), (known[1],))
     kind = NatureConvolutions if name == "nature" or (name == "auto" and _fits_nature(image)) else MinAtarConvolution
     return kind(image[-1], layer_norm, key, Pixels(axes, *(known or (0.0, 1.0))))
 

@@ -24,7 +24,7 @@ class NonFiniteError(ValueError):
 def describe_spaces(env_id: str, observations: spaces.Space, actions: spaces.Space, stacked_frames: int) -> EnvSpec:
     """What an agent must know of an environment with these spaces."""
     num_actions, start, box = _describe_actions(env_id, actions)
-    parts = tuple(_list_parts(env_id, observations, stacked_frames))
+    parts = list(_list_parts(env_id, observations, stacked_frames))
     if not parts:
         raise UnsupportedEnvironment(f"{env_id} has observations {observations}, in which there is nothing to see")
     spec = EnvSpec(env_id, (0,), "float32", num_actions, stacked_frames=stacked_frames, box=box, action_start=start)
@@ -33,7 +33,7 @@ def describe_spaces(env_id: str, observations: spaces.Space, actions: spaces.Spa
             size, dtype = sum(part.num_bytes for part in parts), "uint8"
         else:
             size, dtype = sum(part.num_components for part in parts), "float32"
-        return spec._replace(observation_shape=(size,), observation_dtype=dtype, parts=parts)
+        return spec._replace(observation_shape=(size,), observation_dtype=dtype, parts=tuple(parts))
     part = parts[0]
     low, high = part.low, part.high
     if low is None and high is None and env_id in USUAL_BOUNDS:
@@ -44,7 +44,7 @@ def describe_spaces(env_id: str, observations: spaces.Space, actions: spaces.Spa
         observation_low=low,
         observation_high=high,
         num_states=part.sizes[0] if len(part.sizes) == 1 else None,
-        parts=parts if part.path or part.sizes else (),
+        parts=(part,) if part.path or part.sizes else (),
     )
 
 

@@ -114,14 +114,12 @@ def _advise_on_open_box(space: spaces.Box) -> str:
     below, above = np.abs(low) < _OPEN, np.abs(high) < _OPEN
     low, high = np.where(below, low, np.where(above, high - 2, -1)), np.where(above, high, np.where(below, low + 2, 1))
     same = space.low.size and len(np.unique(low)) == len(np.unique(high)) == 1
-    ends = (
-        f"{low.flat[0]}, {high.flat[0]}, {space.shape}"
-        if same
-        else f"np.array({low.tolist()}), np.array({high.tolist()})"
-    )
+    kind = f"np.{space.dtype.name}"
+    arrays = f"np.array({low.tolist()}, {kind}), np.array({high.tolist()}, {kind})"
+    ends = f"{low.flat[0]}, {high.flat[0]}, {space.shape}" if same else arrays
     lines = (
         "import numpy as np; from gymnasium import spaces, wrappers",
-        f"bounded = spaces.Box({ends}, dtype=np.{space.dtype.name})  # as wide as the task needs",
+        f"bounded = spaces.Box({ends}, dtype={kind})  # as wide as the task needs",
         "env = wrappers.TransformAction(env, lambda action: action, bounded)",
     )
     return _wrap("say between which actions to choose", lines)

@@ -67,7 +67,8 @@ def test_a_setting_that_no_source_states_is_an_error():
 def test_the_python_examples_of_all_pages_run():
     """In a process of their own, in which nothing is checked that users do not have checked."""
     program = ""
-    for page in ("README.md", "docs/agents.md", "docs/architecture.md", "docs/estimators.md", "docs/tabular.md"):
+    names = ("agents", "observations", "architecture", "estimators", "tabular")
+    for page in ("README.md", *(f"docs/{name}.md" for name in names)):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
         assert blocks, page
         joined = "\n".join(blocks)

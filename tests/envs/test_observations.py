@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ from qemrl.training.config import configure
 from qemrl.types import Step, UnsupportedEnvironment
 
 IMAGE, VECTOR = spaces.Box(0, 255, (4, 5, 3), np.uint8), spaces.Box(-1, 3, (2,), np.float64)
-NUMBERS = spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[0, 5], [1, -1]])
+NUMBERS = spaces.MultiDiscrete(np.array([[2, 3], [1, 2]]), start=np.array([[0, 5], [1, -1]]))
 EVERYTHING = spaces.Dict(
     image=IMAGE,
     inner=spaces.Tuple((VECTOR, spaces.Discrete(3, start=-1), spaces.MultiBinary([2, 2]))),
@@ -37,7 +38,7 @@ for each in (IMAGE, VECTOR, NUMBERS, EVERYTHING, NO_IMAGE):
 class Random(gymnasium.Env):
     """Shows samples of its space, and ends after a while."""
 
-    def __init__(self, observation_space, action_space=TWO):
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space = TWO):
         self.observation_space, self.action_space = observation_space, action_space
         self.taken = []
 
@@ -80,7 +81,7 @@ def test_a_dict_with_an_image_becomes_bytes_and_one_without_a_vector():
     batch, single = encode(shown, spec)
     assert single
     np.testing.assert_array_equal(batch[0], flatten_by_hand(shown))
-    spec, (vector, inner) = describe(NO_IMAGE), NO_IMAGE.sample()
+    spec, (vector, inner) = describe(NO_IMAGE), cast("Any", NO_IMAGE.sample())
     assert (spec.observation_shape, spec.observation_dtype) == ((2 + 3 + 4,), "float32")
     expected = np.concatenate([vector, np.eye(4)[inner["number"]], inner["bytes"]]).astype(np.float32)
     np.testing.assert_array_equal(encode((vector, inner), spec)[0], expected[None])
@@ -98,7 +99,9 @@ def test_single_spaces_keep_their_shape():
         spec = describe(space)
         assert (spec.observation_shape, spec.observation_dtype) == (shape, dtype), space
         assert (spec.observation_low or (None,))[0] == low
-    constant = describe(spaces.Box(np.float32([0, 5]), np.float32([1, 5])))  # scaled without a division by zero
+    constant = describe(
+        spaces.Box(np.array([0, 5], np.float32), np.array([1, 5], np.float32))
+    )  # scaled without a division by zero
     assert constant.observation_high == (1.0, 10.0)
 
 
@@ -280,17 +283,30 @@ def test_the_lines_for_observations_that_agents_cannot_read_work(space, shape):
     assert len(np.unique(np.stack(shown), axis=0)) > 3
 
 
+TABLE = spaces.MultiDiscrete(np.array([[3, 2], [2, 2]]), start=np.array([[1, 0], [0, 5]]))
+
+
 @pytest.mark.parametrize(
     ("space", "message", "chosen", "taken"),
     [
         (spaces.MultiDiscrete([3, 2]), "number the 6 combinations", 3, [1, 1]),
-        (spaces.MultiDiscrete([[3, 2], [2, 2]], start=[[1, 0], [0, 5]]), "the 24 comb", 23, [[3, 1], [1, 6]]),
+        (TABLE, "the 24 comb", 23, [[3, 1], [1, 6]]),
         (spaces.MultiBinary(3), "number the 8 combinations", 6, [1, 1, 0]),
         (spaces.Box(-1, 1, (2,), np.int64), "number the 9 combinations", 8, [1, 1]),
-        (spaces.MultiDiscrete([10] * 4 + [5]), "too many to number", np.float32([-1, 1, 0, 0.5, 1]), [0, 9, 5, 7, 4]),
+        (
+            spaces.MultiDiscrete([10] * 4 + [5]),
+            "too many to number",
+            np.array([-1, 1, 0, 0.5, 1], np.float32),
+            [0, 9, 5, 7, 4],
+        ),
         (spaces.MultiBinary(20), "too many to number", np.linspace(-1, 1, 20), [0] * 10 + [1] * 10),
-        (spaces.Box(-np.inf, np.inf, (2,)), "say between which actions", np.float32([0.5, 3]), [0.5, 1]),
-        (spaces.Box(np.float32([4, -9]), np.float32([np.inf, 9])), "say between", np.float32([9, -9]), [6, -9]),
+        (spaces.Box(-np.inf, np.inf, (2,)), "say between which actions", np.array([0.5, 3], np.float32), [0.5, 1]),
+        (
+            spaces.Box(np.array([4, -9], np.float32), np.array([np.inf, 9], np.float32)),
+            "say between",
+            np.array([9, -9], np.float32),
+            [6, -9],
+        ),
     ],
     ids=str,
 )

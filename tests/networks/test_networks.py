@@ -8,7 +8,14 @@ import pytest
 
 from qemrl.networks.heads import ActionStreams, Stream, StreamConfig
 from qemrl.networks.layers import Convolution, Linear, NoisyLinear, patches
-from qemrl.networks.torsos import Flatten, MinAtarConvolution, NatureConvolutions, make_torso, num_features
+from qemrl.networks.torsos import (
+    Flatten,
+    JoinedReaders,
+    MinAtarConvolution,
+    NatureConvolutions,
+    make_torso,
+    num_features,
+)
 from qemrl.types import EnvSpec, Part
 
 ATARI = EnvSpec("frames", (4, 84, 84), "uint8", 6, stacked_frames=4)
@@ -240,6 +247,7 @@ def test_parts_are_read_by_the_readers_that_fit_and_joined(of_bytes):
     stored = np.concatenate(joined if of_bytes else [piece.astype(np.float32) for piece in joined])
     spec = EnvSpec("parts", stored.shape, stored.dtype.name, 2, parts=PARTS)
     torso = make_torso("auto", spec, jax.random.key(0), (7,))
+    assert isinstance(torso.reader, JoinedReaders)
     (convolution, *flattens), features = torso.reader.readers, np.asarray(torso.reader(jnp.asarray(stored[None])))
     assert isinstance(convolution, MinAtarConvolution)
     assert all(isinstance(each, Flatten) for each in flattens)

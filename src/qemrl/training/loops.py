@@ -110,8 +110,8 @@ def make_envs(config: RunConfig, given: GivenEnvs | None = None) -> HostEnvs | J
     if given is not None:
         if given.num_envs is not None and config.frame_stack > 1:
             raise ValueError(
-                f"the vector environment of {config.env} is made already, so frame_stack={config.frame_stack} comes too "
-                "late; put gymnasium.wrappers.FrameStackObservation around each of its environments instead"
+                f"the vector environment of {config.env} is made already, so frame_stack={config.frame_stack} comes "
+                "too late; put gymnasium.wrappers.FrameStackObservation around each of its environments instead"
             )
         wrap = partial(wrap_env, frame_stack=config.frame_stack)
         return wrap_vector(given.training(config.num_envs, config.asynchronous, wrap), config.env, config.frame_stack)

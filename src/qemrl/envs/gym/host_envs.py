@@ -371,7 +371,7 @@ def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: 
 class FrameStack(gymnasium.Wrapper):
     """The last observations of an environment, the newest last; an episode begins with copies of its first one.
 
-    As Gymnasium's `FrameStackObservation`, in a third of the time, and also right where an environment writes all its
+    As Gymnasium's `FrameStackObservation`, in a third of the time or less, and also right where an environment writes all its
     observations into one array.
     """
 

@@ -123,7 +123,7 @@ def learn(env, steps, **further):
 @pytest.mark.parametrize(
     ("kind", "steps", "further"),
     [
-        ("hwc", 100, {"batch_size": 8, "learning_starts": 32, "optimizer.learning_rate": 0.001}),
+        ("hwc", 70, {"batch_size": 8, "learning_starts": 32, "optimizer.learning_rate": 0.003}),
         ("chw", 300, {}),
         ("tuple", 500, {}),
         ("flags", 400, {}),
@@ -162,6 +162,11 @@ def remembering():
 def test_all_parts_of_a_dict_are_used(of_parts):
     check_guesses(of_parts, Guess("dict"))
     assert of_parts.spec.observation_dtype == "uint8"  # the image takes a byte a pixel
+    shown = Guess("dict").show(BITS[0])
+    values = of_parts.predict_distribution(shown).values
+    np.testing.assert_allclose(of_parts.predict_distribution(shown, action=7).values, values[[2]], rtol=1e-5)
+    with pytest.raises(ValueError, match="actions of Guess-dict-v0 are 5 to 12, got 4"):
+        of_parts.predict_distribution(shown, action=4)
 
 
 def test_what_was_seen_before_is_learned_from_a_stack(remembering):

@@ -1,6 +1,7 @@
 """What of Gymnasium's spaces agents can take, and how it is read into arrays."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -269,10 +270,11 @@ def _read_numbers(
     raw: np.ndarray, part: Part, env_id: str, envs: Int[np.ndarray, " envs"] | None
 ) -> Float[np.ndarray, "envs values"]:
     """The one-hot vectors of numbers [envs, ...], one behind the other."""
+    starts, sizes, offsets = _tabulate(part.starts, part.sizes)
     raw = raw.reshape(len(raw), -1)
-    values = raw - np.array(part.starts)
-    wrong = (values < 0) | (values >= np.array(part.sizes))
-    if wrong.any():
+    values = raw.astype(np.int64, copy=False) - starts
+    wrong = (values < 0) | (values >= sizes)
+    if np.count_nonzero(wrong):
         place, index = np.argwhere(wrong)[0].tolist()
         low = part.starts[index]
         raise ValueError(
@@ -280,8 +282,14 @@ def _read_numbers(
             f"; by its space it lies between {low} and {low + part.sizes[index] - 1}"
         )
     one_hot = np.zeros((len(raw), sum(part.sizes)), np.float32)
-    one_hot[np.arange(len(raw))[:, None], values + np.cumsum([0, *part.sizes[:-1]])] = 1.0
+    one_hot[np.arange(len(raw))[:, None], values + offsets] = 1.0
     return one_hot
+
+
+@lru_cache(maxsize=64)
+def _tabulate(starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where numbers start, how many values each has, and where the one-hot vector of each begins."""
+    return np.array(starts), np.array(sizes), np.cumsum([0, *sizes[:-1]])
 
 
 def _read_array(

@@ -1,13 +1,15 @@
 """Torsos: from an observation to features, chosen by what the observation is."""
 
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from qemrl.networks.layers import Convolution, Dense, Key, LayerNorm
 from qemrl.types import EnvSpec, Part
@@ -130,9 +132,16 @@ def split_parts(observation: Array, parts: tuple[Part, ...]) -> list[Array]:
     for part, start, end in zip(parts, [0, *ends], ends, strict=False):
         piece = observation[:, start:end]
         if of_bytes and part.dtype == "float32":
-            piece = jax.lax.bitcast_convert_type(piece.reshape(piece.shape[0], -1, 4), jnp.float32)
+            piece = _read_floats(piece)
         found.append(piece.reshape(piece.shape[0], *part.stored_shape))
     return found
+
+
+def _read_floats(stored: UInt8[Array, "batch bytes"]) -> Float[Array, "batch n"]:
+    """The float32 numbers whose bytes these are, the lowest first."""
+    # put together by hand, because XLA takes no bytes of a batch of unknown size for numbers of four, as exports ask
+    one, *others = (stored[:, place::4].astype(jnp.uint32) << (8 * place) for place in range(4))
+    return jax.lax.bitcast_convert_type(functools.reduce(operator.or_, others, one), jnp.float32)
 
 
 def make_torso(

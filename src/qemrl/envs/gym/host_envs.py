@@ -371,8 +371,8 @@ def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: 
 class FrameStack(gymnasium.Wrapper):
     """The last observations of an environment, the newest last; an episode begins with copies of its first one.
 
-    As Gymnasium's `FrameStackObservation`, in a third of the time or less, and also right where an environment writes all its
-    observations into one array.
+    As Gymnasium's `FrameStackObservation`, in a third of the time or less, and also right where an environment writes
+    all its observations into one array.
     """
 
     def __init__(self, env: gymnasium.Env, num_frames: int):

@@ -27,6 +27,7 @@ from qemrl.distributional.ensembles import pool_members
 from qemrl.distributional.representations import check_compatible
 from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
+from qemrl.envs.gym.spaces import encode
 from qemrl.estimators import Statistic
 from qemrl.training import checkpoint as checkpoints
 from qemrl.training.callbacks import CallbackList, show_progress
@@ -184,7 +185,7 @@ class TrainableAgent:
         """The action for an observation, or the actions for a batch of them, in the environment's units.
 
         Args:
-            observation: One observation, or several along a first axis.
+            observation: One observation as the environment gives it, or several: a leading axis in each of its parts.
             deterministic: The best action; else one as in training, drawn with `seed` (value agents explore as they do
                 in evaluation, where they do so less).
             mask: The actions that are allowed, with the leading axis of the observation; None for all.
@@ -192,7 +193,7 @@ class TrainableAgent:
             risk: A measure such as `CVaR(0.1)` that decides in the place of the agent's estimator: among all actions,
                 or among continuous ones that the policy may take, of which a fixed number is drawn.
         """
-        batch, single = self._batch(observation)
+        batch, single = encode(observation, self.spec)
         masks = self._masks(mask, len(batch))
         if deterministic:
             actions = self._decide(self.params, batch, masks, self._check_risk(risk))
@@ -201,6 +202,7 @@ class TrainableAgent:
         else:
             actions = self._draw(batch, masks, seed)
         actions = np.asarray(actions)
+        actions = actions if self.spec.box is not None else actions + actions.dtype.type(self.spec.action_start)
         return np.asarray(actions[0]) if single else actions
 
     def _draw(self, batch: np.ndarray, masks: Any, seed: int) -> Any:
@@ -220,7 +222,7 @@ class TrainableAgent:
 
     def q(self, observation: Any) -> Float[np.ndarray, "*batch actions"]:
         """The estimates of Q for each action; of continuous ones for the one that the policy prefers."""
-        batch, single = self._batch(observation)
+        batch, single = encode(observation, self.spec)
         q = np.asarray(self._values(self.params, batch))
         return q[0] if single else q
 
@@ -230,7 +232,7 @@ class TrainableAgent:
         Of continuous actions there is one, `action` or else the one that the policy prefers, as there is one where
         `action` is given.
         """
-        batch, single = self._batch(observation)
+        batch, single = encode(observation, self.spec)
         dist = self._distribution(self.params, batch, self._actions(action, single, len(batch)))
         arrays = (None if array is None else np.asarray(array) for array in dist)
         parts = (array[0] if single and array is not None and array.ndim > 1 else array for array in arrays)
@@ -307,19 +309,6 @@ class TrainableAgent:
             self._loop = loop
         return self._loop
 
-    def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
-        given, shape = np.asarray(observation), self.spec.observation_shape
-        if given.shape != shape and given.shape[1:] != shape:
-            raise ValueError(
-                f"{self.spec.id} has observations of shape {shape}: expected that, or several of them along a first "
-                f"axis; got shape {given.shape}"
-            )
-        single = given.shape == shape
-        batch = (given[None] if single else given).astype(self.spec.observation_dtype)
-        if not np.isfinite(batch).all():
-            raise ValueError("the observation holds numbers that are not finite")
-        return batch, single
-
     def _actions(self, action: Any, single: bool, count: int) -> Shaped[np.ndarray, "batch ..."] | None:
         if action is None:
             return None
@@ -327,6 +316,13 @@ class TrainableAgent:
         shape = self.spec.action_shape if single else (count, *self.spec.action_shape)
         if given.shape != shape:
             raise ValueError(f"expected actions of shape {shape}, as there are observations; got shape {given.shape}")
+        if self.spec.box is None:
+            given = given - given.dtype.type(self.spec.action_start)
+            if not ((given >= 0) & (given < self.spec.num_actions)).all():
+                first = self.spec.action_start
+                raise ValueError(
+                    f"actions of {self.spec.id} are {first} to {first + self.spec.num_actions - 1}, got {action!r}"
+                )
         return given[None] if single else given
 
     def _masks(self, mask: Any, count: int) -> Bool[np.ndarray, "batch actions"] | None:

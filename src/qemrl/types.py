@@ -4,6 +4,7 @@ Axes, in this order where they occur: `time`, `batch` (or `envs`, environments s
 ensemble; one for most agents), `actions`, `n` (quantiles or atoms).
 """
 
+import math
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -80,6 +81,69 @@ class ActionBox(NamedTuple):
     """The upper bound of each component."""
 
 
+class Part(NamedTuple):
+    """A part of an observation: an array or numbers that a Dict or a Tuple holds, or all there is."""
+
+    path: tuple[Any, ...]
+    """The keys and places that lead to it, from the outside in; empty where it is all there is."""
+
+    shape: tuple[int, ...]
+    """As the environment gives it."""
+
+    dtype: str
+    """A NumPy dtype name: `float32`, `uint8` or `bool`."""
+
+    low: tuple[float, ...] | None = None
+    """Finite lower bounds, with `high`: of each component, or one for all pixels of an image; None without any."""
+
+    high: tuple[float, ...] | None = None
+
+    sizes: tuple[int, ...] = ()
+    """How many values each number has, where numbers are shown as one-hot vectors one behind the other."""
+
+    starts: tuple[int, ...] = ()
+    """The smallest value of each such number."""
+
+    frames: int = 1
+    """How many frames the first axis stacks; one means no stacking."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """As agents read it."""
+        return (sum(self.sizes),) if self.sizes else self.shape
+
+    @property
+    def num_components(self) -> int:
+        """How many numbers agents read."""
+        return math.prod(self.stored_shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes these take."""
+        return self.num_components * (4 if self.dtype == "float32" else 1)
+
+    @property
+    def channel_axes(self) -> tuple[int, ...] | None:
+        """Which axes of an image are channels, stacked frames among them; None where this is no image.
+
+        Images have three axes, of bytes also two, and before them perhaps an axis of frames. Of the first and the last
+        axis the shorter one is the channels'; if they are equally long, the last.
+        """
+        stacked = self.frames > 1 or len(self.stored_shape) == 4
+        frame, lead = self.stored_shape[stacked:], (0,) * stacked
+        if len(frame) == 3:
+            return (*lead, stacked + (0 if frame[0] < frame[2] else 2))
+        return lead if len(frame) == 2 and self.dtype == "uint8" else None
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Rows, columns and channels, if this is an image."""
+        if self.channel_axes is None:
+            return None
+        rows, columns = (size for axis, size in enumerate(self.stored_shape) if axis not in self.channel_axes)
+        return rows, columns, math.prod(self.stored_shape[axis] for axis in self.channel_axes)
+
+
 class EnvSpec(NamedTuple):
     """What an agent and a replay must know of an environment."""
 
@@ -98,7 +162,8 @@ class EnvSpec(NamedTuple):
     """How many frames the first axis of an observation stacks, each of which is stored once; one means no stacking."""
 
     observation_low: tuple[float, ...] | None = None
-    """Finite lower bounds of a vector observation, with `observation_high`; None where there are none."""
+    """Finite lower bounds, with `observation_high`: of each component, or one for all pixels of an image; None where
+    there are none."""
 
     observation_high: tuple[float, ...] | None = None
 
@@ -107,6 +172,23 @@ class EnvSpec(NamedTuple):
 
     box: ActionBox | None = None
     """Where continuous actions lie; None where actions are discrete, from 0 to `num_actions` − 1."""
+
+    action_start: int = 0
+    """What the environment calls the first of its discrete actions; here all count from 0."""
+
+    parts: tuple[Part, ...] = ()
+    """What an observation is put together from, unless it is an array as it comes.
+
+    Several parts are a vector: of float32, or of the bytes of all parts if there is an image of bytes among them.
+    """
+
+    @property
+    def sections(self) -> tuple[Part, ...]:
+        """What a network reads: the parts, or all of the observation as one."""
+        if len(self.parts) > 1:
+            return self.parts
+        low, high = self.observation_low, self.observation_high
+        return (Part((), self.observation_shape, self.observation_dtype, low, high, frames=self.stacked_frames),)
 
     @property
     def action_shape(self) -> tuple[int, ...]:

@@ -66,15 +66,15 @@ def test_specs_say_where_continuous_actions_lie():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Box(np.array([-1, -np.inf], np.float32), np.ones(2, np.float32)), r"index \(1,\).*TransformAction"),
-        (spaces.Box(-3e38, 3e38, (2,)), "action_space is bounded.*ClipAction cannot"),
+        (spaces.Box(np.array([-1, -np.inf], np.float32), np.ones(2, np.float32)), r"index \(1,\).*say between which"),
+        (spaces.Box(-3e38, 3e38, (2,)), "without finite bounds"),
         (
             spaces.Box(np.array([[0.0, 1.0]]), np.array([[1.0, 1.0]]), dtype=np.float64),
             r"less than high at index \(0, 1",
         ),
         (spaces.Box(0, 1, (0,)), "there are none"),
         (spaces.Box(0, 3, (2,), np.int64), "Discrete or a Box of floats"),
-        (spaces.MultiDiscrete([2, 3]), "Number the combinations"),
+        (spaces.MultiDiscrete([2, 3]), "number the 6 combinations"),
     ],
 )
 def test_actions_that_no_agent_can_take_are_refused_with_advice(space, message):

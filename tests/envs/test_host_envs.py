@@ -398,11 +398,6 @@ def test_numbers_that_are_not_finite_are_named(parameters, message):
         envs.step(np.array([0, 2]))
 
 
-def test_observations_that_are_no_arrays_lead_to_flattening():
-    with pytest.raises(UnsupportedEnvironment, match="FlattenObservation"):
-        make_host_envs("Blackjack-v1", 1)
-
-
 def test_unknown_environments_are_met_with_suggestions():
     with pytest.raises(UnknownEnvironment, match="did you mean CartPole-v1"):
         make_host_envs("Cartpol-v1", 1)

@@ -11,12 +11,12 @@ import pytest
 from qemrl.agents.value import NetworkConfig
 from qemrl.distributional.representations import Scalar
 from qemrl.exploration import ActionContext, BonusExploration, CountBonus, LinearDecay
-from qemrl.exploration.counts import Counts
+from qemrl.exploration.counts import Counts, state_index
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, configure
 from qemrl.training.loops import make_loop
 from qemrl.training.threads import HostLoops
-from qemrl.types import EnvSpec, ReturnDist
+from qemrl.types import EnvSpec, Part, ReturnDist
 
 FIVE_STATES = EnvSpec("five cells", (5,), "bool", 3, num_states=5)
 
@@ -72,6 +72,16 @@ def test_other_observations_are_counted_by_the_signs_of_projections(spec, center
         state = bonus.update(state, now, jnp.asarray([action]))
         seen[place, action] += 1
     assert len(places) > 3
+
+
+def test_observations_of_several_parts_are_counted_by_their_values():
+    parts = (Part(("a",), (1, 2, 1), "uint8"), Part(("b",), (2,), "float32"), Part(("c",), (1,), "bool"))
+    spec = EnvSpec("parts", (11,), "uint8", 2, parts=parts)
+    state = CountBonus(bits=8).init(1, spec)
+    image, vector, flag = np.array([0, 255], np.uint8), np.array([0.3, -7.0], np.float32), np.array([True])
+    stored = np.frombuffer(image.tobytes() + vector.tobytes() + flag.tobytes(), np.uint8)
+    signs = np.array([-1, 1, 0.3, -7, 0.5]) @ np.asarray(state.projection, np.float64) > 0
+    assert int(state_index(state, jnp.asarray(stored[None]))[0]) == signs @ 2 ** np.arange(8)
 
 
 def test_what_was_never_tried_is_tried_first_and_evaluation_counts_nothing():

@@ -203,7 +203,7 @@ def test_the_docs_export_a_run_that_the_hub_can_show(cases, saved, capsys):
     written = sorted(path.name for path in Path("exported").iterdir())
     assert written == ["README.md", "figure.png", "figure.svg", "policy.json", "policy.onnx"]
     described = json.loads(Path("exported/policy.json").read_text())
-    assert described["actions"] == {"num_actions": 2}
+    assert described["actions"] == {"num_actions": 2, "start": 0}
     np.testing.assert_allclose(described["levels"], np.tile(qemrl.midpoints(8), 2), rtol=1e-6)
     np.testing.assert_allclose(described["probs"], np.full(16, 1 / 16))
 

@@ -8,8 +8,15 @@ import pytest
 
 from qemrl.networks.heads import ActionStreams, Stream, StreamConfig
 from qemrl.networks.layers import Convolution, Linear, NoisyLinear, patches
-from qemrl.networks.torsos import Flatten, MinAtarConvolution, NatureConvolutions, make_torso, num_features
-from qemrl.types import EnvSpec
+from qemrl.networks.torsos import (
+    Flatten,
+    JoinedReaders,
+    MinAtarConvolution,
+    NatureConvolutions,
+    make_torso,
+    num_features,
+)
+from qemrl.types import EnvSpec, Part
 
 ATARI = EnvSpec("frames", (4, 84, 84), "uint8", 6, stacked_frames=4)
 MINATAR = EnvSpec("board", (10, 10, 7), "bool", 6)
@@ -183,6 +190,11 @@ def test_without_dueling_there_is_no_value_stream():
         (VECTOR, Flatten),
         (EnvSpec("small frames", (4, 20, 20), "uint8", 2, stacked_frames=4), MinAtarConvolution),
         (EnvSpec("table", (5, 4), "float32", 2), Flatten),
+        (EnvSpec("colors", (84, 84, 3), "uint8", 2), NatureConvolutions),
+        (EnvSpec("gray", (36, 40), "uint8", 2), NatureConvolutions),
+        (EnvSpec("small colors", (3, 35, 90), "uint8", 2), MinAtarConvolution),
+        (EnvSpec("stacked colors", (4, 40, 40, 3), "uint8", 2, stacked_frames=4), NatureConvolutions),
+        (EnvSpec("stacked vectors", (4, 3), "float32", 2, stacked_frames=4), Flatten),
     ],
     ids=lambda value: getattr(value, "id", getattr(value, "__name__", "")),
 )
@@ -190,7 +202,69 @@ def test_the_torso_is_chosen_from_the_observation(spec, kind):
     assert isinstance(make_torso("auto", spec, jax.random.key(0)).reader, kind)
 
 
+@pytest.mark.parametrize(
+    ("shape", "frames", "to_image"),
+    [
+        ((4, 5, 2), 1, lambda array: array),
+        ((2, 4, 5), 1, lambda array: array.transpose(1, 2, 0)),
+        ((4, 2, 4), 1, lambda array: array),  # a tie: the channels are last
+        ((4, 5), 1, lambda array: array[..., None]),
+        ((3, 4, 5), 3, lambda array: array.transpose(1, 2, 0)),
+        ((3, 4, 5, 2), 3, lambda array: array.transpose(1, 2, 0, 3).reshape(4, 5, 6)),
+        ((3, 2, 4, 5), 3, lambda array: array.transpose(2, 3, 0, 1).reshape(4, 5, 6)),
+        ((3, 4, 5, 2), 1, lambda array: array.transpose(1, 2, 0, 3).reshape(4, 5, 6)),
+    ],
+    ids=str,
+)
+def test_images_are_read_with_their_channels_last_and_in_units_of_one(shape, frames, to_image):
+    """Whatever the order of axes, as the small network reads the same image with the channels last."""
+    array = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    spec = EnvSpec("image", shape, "uint8", 2, stacked_frames=frames)
+    reader, image = make_torso("auto", spec, jax.random.key(0)).reader, to_image(array)
+    expected = MinAtarConvolution(image.shape[-1], False, jax.random.key(0))(jnp.asarray(image[None] / np.float32(255)))
+    np.testing.assert_allclose(reader(jnp.asarray(array[None])), expected, rtol=1e-5, atol=1e-6)
+    floats = spec._replace(observation_dtype="float32", observation_low=(-1.0,), observation_high=(509.0,))
+    if len(shape) - (frames > 1) > 2:  # floats with two axes are no image
+        reader = make_torso("auto", floats, jax.random.key(0)).reader
+        scaled = array[None].astype(np.float32) * 2 - 1
+        np.testing.assert_allclose(reader(jnp.asarray(scaled)), expected, rtol=1e-4, atol=1e-5)
+
+
+PARTS = (
+    Part(("a",), (2, 3, 1), "uint8"),
+    Part(("b",), (2,), "float32", (-1.0, 0.0), (1.0, 4.0)),
+    Part(("c",), (), "float32", (0.0,) * 3, (1.0,) * 3, (3,), (5,)),
+    Part(("d",), (2,), "bool"),
+)
+
+
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_parts_are_read_by_the_readers_that_fit_and_joined(of_bytes):
+    image, vector = np.array([[[51], [102], [0]], [[255], [7], [9]]], np.uint8), np.array([0.5, 3.0], np.float32)
+    number, flags = np.array([0, 1, 0], np.float32), np.array([True, False])
+    pieces = [image, vector, number, flags]
+    joined = [np.frombuffer(piece.tobytes(), np.uint8) if of_bytes else np.ravel(piece) for piece in pieces]
+    stored = np.concatenate(joined if of_bytes else [piece.astype(np.float32) for piece in joined])
+    spec = EnvSpec("parts", stored.shape, stored.dtype.name, 2, parts=PARTS)
+    torso = make_torso("auto", spec, jax.random.key(0), (7,))
+    assert isinstance(torso.reader, JoinedReaders)
+    (convolution, *flattens), features = torso.reader.readers, np.asarray(torso.reader(jnp.asarray(stored[None])))
+    assert isinstance(convolution, MinAtarConvolution)
+    assert all(isinstance(each, Flatten) for each in flattens)
+    np.testing.assert_allclose(features[:, :96], convolution(jnp.asarray(image[None])), rtol=1e-6)
+    np.testing.assert_allclose(features[0, 96:], [0.5, 0.5, -1, 1, -1, 1, 0], rtol=1e-6)
+    assert num_features(torso, spec) == 7
+    flat = make_torso("mlp", spec, jax.random.key(0))
+    np.testing.assert_allclose(flat(jnp.asarray(stored[None]))[0, :4], [-0.6, -0.2, -1, 1], rtol=1e-5)
+    with pytest.raises(ValueError, match="at least 36x36, parts has 2x3"):
+        make_torso("nature", spec, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"needs an image, with three axes, parts has \[\(2,\), \(\)\]; use mlp"):
+        make_torso("minatar", spec._replace(parts=PARTS[1:3]), jax.random.key(0))
+
+
 def test_a_torso_can_be_named_where_it_fits():
+    colors = EnvSpec("colors", (84, 84, 3), "uint8", 2)
+    assert num_features(make_torso("nature", colors, jax.random.key(0)), colors) == 3136
     assert isinstance(make_torso("mlp", MINATAR, jax.random.key(0)).reader, Flatten)
     with pytest.raises(ValueError, match=r"three axes, vector has \(3,\)"):
         make_torso("minatar", VECTOR, jax.random.key(0))

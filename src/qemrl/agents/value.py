@@ -38,7 +38,7 @@ class NetworkConfig:
     """Torso and streams."""
 
     torso: TorsoName = "auto"
-    """`nature` (Atari), `minatar` (small boards) or `mlp`; `auto` goes by the observation."""
+    """What reads images: `nature` (from 36x36 pixels), `minatar` (smaller ones) or `mlp`; `auto` goes by their size."""
 
     widths: tuple[int, ...] = (512, 512)
     """The dense layers of the torso, behind its convolutions if it has any."""

@@ -6,14 +6,16 @@ Observations that an environment numbers are counted exactly, all others by a ha
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from qemrl.exploration.bonus import Bonus
 from qemrl.exploration.epsilon_greedy import ActionContext
+from qemrl.networks.torsos import JoinedReaders, make_reader
 from qemrl.types import Array, EnvSpec
 
 MAX_BITS = 24
@@ -33,6 +35,9 @@ class Counts(NamedTuple):
 
     reward: Float[Array, " envs"]
     """The intrinsic reward of the last action in each environment."""
+
+    reader: JoinedReaders | None = None
+    """What makes a vector of observations that have several parts."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,16 @@ class CountBonus(Bonus):
 
     def init(self, num_envs: int, spec: EnvSpec) -> Counts:
         """Nothing counted yet."""
-        projection = center = None
+        projection = center = reader = None
+        if len(spec.sections) > 1:
+            reader = cast("JoinedReaders", make_reader("mlp", spec, jax.random.key(0)))
         if spec.num_states is None:
-            features = math.prod(spec.observation_shape)
+            features = sum(part.num_components for part in spec.sections)
             projection = np.random.default_rng(0).standard_normal((features, self.bits), np.float32)
             center = _middle(spec, features)
             projection, center = jnp.asarray(projection), jnp.asarray(center)
         visits = jnp.zeros((spec.num_states or 2**self.bits, spec.num_actions), jnp.int32)
-        return Counts(visits, projection, center, jnp.zeros(num_envs, jnp.float32))
+        return Counts(visits, projection, center, jnp.zeros(num_envs, jnp.float32), reader)
 
     def __call__(self, state: Counts, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action."""
@@ -90,15 +97,20 @@ class CountBonus(Bonus):
 
 def _middle(spec: EnvSpec, features: int) -> Float[np.ndarray, " features"]:
     """The center of the observations, as far as it is known: signs of projections around it tell them apart."""
+    if len(spec.sections) > 1:  # the reader has centered what has bounds
+        return np.concatenate(
+            [np.full(part.num_components, 0.5 * (part.dtype == "bool"), np.float32) for part in spec.sections]
+        )
+    middle = np.float32({"bool": 0.5, "uint8": 127.5}.get(spec.observation_dtype, 0.0))
     if spec.observation_low is not None and spec.observation_high is not None:
-        return (np.asarray(spec.observation_low, np.float32) + np.asarray(spec.observation_high, np.float32)) / 2
-    middle = {"bool": 0.5, "uint8": 127.5}.get(spec.observation_dtype, 0.0)
-    return np.full(features, middle, np.float32)
+        middle = (np.asarray(spec.observation_low, np.float32) + np.asarray(spec.observation_high, np.float32)) / 2
+    return np.broadcast_to(middle, features)
 
 
 def state_index(state: Counts, observation: Any) -> Int[Array, " batch"]:
     """Where observations are counted: their numbers, or their hashes."""
-    flat = observation.reshape(observation.shape[0], -1).astype(jnp.float32)
+    flat = observation if state.reader is None else state.reader(observation)
+    flat = flat.reshape(observation.shape[0], -1).astype(jnp.float32)
     if state.projection is None or state.center is None:
         return jnp.argmax(flat, axis=-1).astype(jnp.int32)
     signs = (flat - state.center[None, :]) @ state.projection > 0

@@ -128,7 +128,7 @@ def _draw(agent: TrainableAgent) -> tuple[Figure, str]:
 
 
 def _describe(agent: TrainableAgent, policy: Policy, programs: dict[Format, bytes]) -> dict[str, Any]:
-    config, box = agent.config, agent.spec.box
+    config, spec, box = agent.config, agent.spec, agent.spec.box
     packages = {FORMATS[name].package for name in programs} | {"jax"}
     return {
         "programs": {name: FORMATS[name].file for name in programs},
@@ -136,7 +136,10 @@ def _describe(agent: TrainableAgent, policy: Policy, programs: dict[Format, byte
         "outputs": [each._asdict() for each in policy.outputs],
         "levels": None if policy.levels is None else policy.levels.tolist(),
         "probs": None if policy.probs is None else policy.probs.tolist(),
-        "actions": {"num_actions": agent.spec.num_actions} if box is None else {"box": box._asdict()},
+        "actions": {"num_actions": spec.num_actions, "start": spec.action_start}
+        if box is None
+        else {"box": box._asdict()},
+        "parts": [part._asdict() for part in spec.parts],
         "preset": config.preset,
         "env": config.env,
         "seed": config.seed,

@@ -184,7 +184,11 @@ def write_onnx(policy: Policy) -> bytes:
 
 def load_onnx(program: bytes, policy: Policy) -> Callable[[Arrays], Arrays]:
     """The program as a function, by ONNX Runtime."""
-    session = importlib.import_module("onnxruntime").InferenceSession(program, providers=["CPUExecutionProvider"])
+    runtime = importlib.import_module("onnxruntime")
+    try:
+        session = runtime.InferenceSession(program, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own kinds, such as for numbers that are read from bytes
+        raise ExportError(f"ONNX Runtime cannot run this policy ({error}); the format stablehlo can hold it") from error
     names = [each.name for each in policy.inputs]
     return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
@@ -232,7 +236,7 @@ def measure_difference(
     differences = [_compare(found, getattr(dist, name)) for name, found in outputs.items()]
     if spec.box is None:
         q, rows = np.where(allowed, agent.q(observations), -np.inf), np.arange(count)
-        differences.append(_compare(q[rows, action], q[rows, expected]))
+        differences.append(_compare(q[rows, action], q[rows, expected - spec.action_start]))
     else:
         differences.append(_compare(action, expected))
     return float(np.max(differences))

@@ -123,7 +123,7 @@ class FrameStore:
             self._append(env, frame)
         return self._stack
 
-    def _append(self, env: int, frame: Shaped[np.ndarray, "..."]) -> None:
+    def _append(self, env: int, frame: Shaped[np.ndarray, "..."] | np.generic) -> None:
         head = int(self._heads[env])
         self._frames[head % self._num_slots, env] = frame
         self._heads[env] = head + 1

@@ -101,7 +101,8 @@ def predict_returns(run: RunRecord, allow_imports: bool = False) -> AgentPredict
 def _predict_actions(
     agent: api.TrainableAgent, observation: np.ndarray, q: Float[np.ndarray, " actions"]
 ) -> list[ActionPrediction]:
-    names = [f"action {number}" for number in range(len(q))] if agent.spec.box is None else ["the policy's action"]
+    names = [f"action {agent.spec.action_start + number}" for number in range(len(q))]
+    names = names if agent.spec.box is None else ["the policy's action"]
     if distribution_kind(agent) == "scalar":
         return [
             ActionPrediction(name, float(mean), np.array([mean]), np.ones(1))

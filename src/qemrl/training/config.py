@@ -20,6 +20,9 @@ from qemrl.envs.jax.registry import is_jax_env
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import StepSchedule, make_step_schedule
 
+MOST_FRAMES = 255
+"""How many frames an observation can stack: replay keeps that number in a byte."""
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -73,6 +76,9 @@ class RunConfig:
     env_is_given: bool = False
     """Whether the environment was handed over from Python, so that no file can make it again."""
 
+    frame_stack: int = 1
+    """How many of the last observations (images or vectors of a Gymnasium environment) the agent sees at once."""
+
     def __post_init__(self) -> None:
         if not self.env:
             raise ValueError("the name of the environment is empty; CartPole-v1 is one, for instance")
@@ -92,8 +98,22 @@ class RunConfig:
                     f"{name} must be a multiple of an iteration's steps, {unit}, such as "
                     f"{' or '.join(map(str, near))}; got {every}"
                 )
+        self._check_frame_stack()
         if (self.protocol is not None) != (is_atari(self.env) and not self.env_is_given):
             raise ValueError(f"a protocol is for Atari games; {self.env} with {self.protocol}")
+
+    def _check_frame_stack(self) -> None:
+        if not 1 <= self.frame_stack <= MOST_FRAMES:
+            raise ValueError(f"frame_stack must be from 1 (no stacking) to {MOST_FRAMES}, got {self.frame_stack}")
+        if self.frame_stack > 1 and self.protocol is not None:
+            raise ValueError(
+                f"the protocol of Atari games stacks frames (protocol.stack); leave frame_stack={self.frame_stack} out"
+            )
+        if self.frame_stack > 1 and self.is_compiled:
+            raise ValueError(
+                f"{self.env} is a JAX environment, whose observations are complete: frame_stack is for those of "
+                f"Gymnasium; leave frame_stack={self.frame_stack} out"
+            )
 
     @property
     def seeds(self) -> tuple[int, ...]:

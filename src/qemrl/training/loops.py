@@ -3,10 +3,10 @@
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
 from qemrl.envs.gym.catalog import split_id
 from qemrl.envs.gym.given import GivenEnvs
-from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs, wrap_vector
+from qemrl.envs.gym.host_envs import HostEnvs, make_host_envs, wrap_env, wrap_vector
 from qemrl.envs.gym.jax_adapter import gymnasium_id
 from qemrl.envs.jax.env import JaxEnv
 from qemrl.envs.jax.registry import JAX_ENVS, make_jax_env
@@ -124,7 +124,13 @@ def make_envs(config: RunConfig, given: GivenEnvs | None = None) -> HostEnvs | J
     if config.is_compiled:
         return make_jax_env(config.env)
     if given is not None:
-        return wrap_vector(given.training(config.num_envs, config.asynchronous, _leave), config.env)
+        if given.num_envs is not None and config.frame_stack > 1:
+            raise ValueError(
+                f"the vector environment of {config.env} is made already, so frame_stack={config.frame_stack} comes "
+                "too late; put gymnasium.wrappers.FrameStackObservation around each of its environments instead"
+            )
+        wrap = partial(wrap_env, frame_stack=config.frame_stack)
+        return wrap_vector(given.training(config.num_envs, config.asynchronous, wrap), config.env, config.frame_stack)
     return _make_host_envs(config, config.num_envs)
 
 
@@ -197,8 +203,15 @@ def _make_host_loop(
 
 def _make_host_envs(config: RunConfig, count: int) -> HostEnvs:
     _require_made_by_id(config)
-    kwargs = dict(config.env_kwargs)
-    return make_host_envs(config.env, count, config.protocol, config.asynchronous, also=tuple(JAX_ENVS), kwargs=kwargs)
+    return make_host_envs(
+        config.env,
+        count,
+        config.protocol,
+        config.asynchronous,
+        also=tuple(JAX_ENVS),
+        kwargs=dict(config.env_kwargs),
+        frame_stack=config.frame_stack,
+    )
 
 
 def _require_made_by_id(config: RunConfig) -> None:
@@ -207,11 +220,6 @@ def _require_made_by_id(config: RunConfig) -> None:
             f"the environment of this run, {config.env}, was handed over from Python, and a file cannot make it again: "
             "give it with qemrl.load(path, env=…), then learn(steps, out=path) goes on and evaluate() plays"
         )
-
-
-def _leave(env: gymnasium.Env) -> gymnasium.Env:
-    """An environment as it is."""
-    return env
 
 
 def read_params(
@@ -281,8 +289,17 @@ def evaluation_envs(config: RunConfig, count: int, render: bool = False, given: 
     """Environments to evaluate in: lost lives end nothing there. JAX environments are behind Gymnasium's interface."""
     with BUILD_LOCK:
         if given is not None:
-            return wrap_vector(given.evaluation(count, render, _leave), config.env)
+            envs = given.evaluation(count, render, partial(wrap_env, frame_stack=config.frame_stack))
+            return wrap_vector(envs, config.env, config.frame_stack)
         _require_made_by_id(config)
         protocol = None if config.protocol is None else config.protocol.for_evaluation()
         env = f"qemrl.envs.gym.jax_adapter:{gymnasium_id(config.env)}" if config.is_compiled else config.env
-        return make_host_envs(env, count, protocol, config.asynchronous, render, kwargs=dict(config.env_kwargs))
+        return make_host_envs(
+            env,
+            count,
+            protocol,
+            config.asynchronous,
+            render,
+            kwargs=dict(config.env_kwargs),
+            frame_stack=config.frame_stack,
+        )

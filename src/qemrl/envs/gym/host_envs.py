@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from jaxtyping import Bool, Float, Int
 
 from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
@@ -97,9 +98,8 @@ class HostEnvs:
         # these take a seed for each environment, and calls of its methods; what native ones take is their own affair
         self._made_of_envs = isinstance(within, InProcessEnvs | SyncVectorEnv | AsyncVectorEnv)
         self._replayable = self._made_of_envs and self._mode is AutoresetMode.DISABLED
-        self._space = vector.single_observation_space
         self._action_space = vector.single_action_space
-        self.spec = describe_spaces(env_id, self._space, self._action_space, stacked_frames)
+        self.spec = describe_spaces(env_id, vector.single_observation_space, self._action_space, stacked_frames)
         self._mask_source: str | None = None
         self.reset(0)
         self._mask_source = self._find_masks()
@@ -258,10 +258,8 @@ class HostEnvs:
         same_step = self._mode is AutoresetMode.SAME_STEP
         mask = next_mask = self._read_mask(infos, terminated & (not same_step))
         if same_step and ended.any():
-            final = np.array(raw)
-            for place in np.flatnonzero(ended).tolist():
-                final[place] = infos["final_obs"][place]
-            next_observation = self._read(final)
+            next_observation = observation.copy()
+            next_observation[ended] = read_observations(infos["final_obs"][ended], self.spec, np.flatnonzero(ended))
             restarted = ended
             final_mask = self._read_mask(infos.get("final_info", {}), terminated | ~ended)
             if mask is not None and final_mask is not None:
@@ -288,7 +286,7 @@ class HostEnvs:
         )
 
     def _read(self, raw: Any) -> np.ndarray:
-        return read_observations(raw, self._space, self.spec)
+        return read_observations(raw, self.spec)
 
     def _find_masks(self) -> str | None:
         """Where masks come from: the infos of a reset, a method `action_masks`, or nowhere."""
@@ -325,6 +323,7 @@ def make_host_envs(
     render: bool = False,
     also: Sequence[str] = (),
     kwargs: Mapping[str, Any] = MappingProxyType({}),
+    frame_stack: int = 1,
 ) -> HostEnvs:
     """Environments of Gymnasium with this id, whose episodes can be repeated and restored.
 
@@ -337,6 +336,7 @@ def make_host_envs(
         render: Whether `HostEnvs.render` gives pictures.
         also: Names to suggest where the id is unknown, besides those of Gymnasium.
         kwargs: What the environment is made with, by the names of its own arguments.
+        frame_stack: How many of the last observations are seen at once; not for Atari games, whose protocol says it.
     """
     if num_envs < 1:
         raise ValueError(f"there must be at least one environment, got {num_envs}")
@@ -345,13 +345,18 @@ def make_host_envs(
         protocol = protocol_for(env_id) if protocol is None else protocol
     elif protocol is not None:
         raise ValueError(f"{env_id} is no Atari game; it cannot have the Atari protocol {protocol.name!r}")
-    make = partial(_make_one, env_id, protocol, render, dict(kwargs))
+    if protocol is not None and frame_stack != 1:
+        raise ValueError(
+            f"the protocol of {env_id} stacks {protocol.stack} frames already (protocol.stack); "
+            f"leave frame_stack={frame_stack} out"
+        )
+    make = partial(_make_one, env_id, protocol, render, dict(kwargs), frame_stack)
     if asynchronous:
         # a server that forks, because the threads of JAX do not survive a fork of this process
         vector = AsyncVectorEnv([make] * num_envs, context="forkserver", autoreset_mode=AutoresetMode.DISABLED)
     else:
         vector = InProcessEnvs(make, num_envs)
-    return wrap_vector(vector, env_id, 1 if protocol is None else protocol.stack)
+    return wrap_vector(vector, env_id, frame_stack if protocol is None else protocol.stack)
 
 
 def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: int = 1) -> HostEnvs:
@@ -363,7 +368,45 @@ def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: 
         raise
 
 
-def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+class FrameStack(gymnasium.Wrapper):
+    """The last observations of an environment, the newest last; an episode begins with copies of its first one.
+
+    As Gymnasium's `FrameStackObservation`, in a third of the time or less, and also right where an environment writes
+    all its observations into one array.
+    """
+
+    def __init__(self, env: gymnasium.Env, num_frames: int):
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gymnasium.spaces.Box):
+            raise UnsupportedEnvironment(
+                f"frames are arrays, and {env} has observations {space}; leave frame_stack={num_frames} out, or put "
+                "gymnasium.wrappers.FlattenObservation around it"
+            )
+        self.observation_space = batch_space(space, num_frames)
+        self._num_frames, self._dtype = num_frames, space.dtype
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Copies of the first observation."""
+        frame, info = self.env.reset(seed=seed, options=options)
+        self._frames = np.stack([np.asarray(frame, self._dtype)] * self._num_frames)
+        return self._frames, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """The last observations, one of which is new."""
+        frame, *outcome = self.env.step(action)
+        self._frames = np.concatenate([self._frames[1:], np.asarray(frame, self._dtype)[None]])
+        return self._frames, *outcome  # type: ignore[return-value]
+
+
+def wrap_env(env: gymnasium.Env, frame_stack: int) -> gymnasium.Env:
+    """What is learned in: an environment with its last observations seen at once, if more than one is."""
+    return env if frame_stack == 1 else FrameStack(env, frame_stack)
+
+
+def _make_one(
+    env_id: str, protocol: AtariProtocol | None, render: bool, kwargs: Mapping[str, Any], frame_stack: int
+) -> gymnasium.Env:
     registration = find_environment(env_id)
     try:
         if protocol is not None:
@@ -371,7 +414,7 @@ def _make_one(env_id: str, protocol: AtariProtocol | None, render: bool, kwargs:
         # only passed where it is needed, for not every environment takes it
         rendering: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
         with ignore_age_warnings(registration):
-            return gymnasium.make(env_id, **kwargs, **rendering)
+            return wrap_env(gymnasium.make(env_id, **kwargs, **rendering), frame_stack)
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(registration, error) from error
     except TypeError as error:

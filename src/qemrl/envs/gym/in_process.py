@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import AutoresetMode
 
 from qemrl.types import Actions
@@ -26,8 +26,10 @@ class InProcessEnvs:
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
         self._arrays_of_rank_zero = isinstance(self.single_action_space, Box) and self.single_action_space.shape == ()
-        self._shape = (num_envs, *(self.single_observation_space.shape or ()))
-        self._observation = np.zeros(self._shape, self.single_observation_space.dtype)
+        space = self.single_observation_space
+        self._observation = np.zeros((num_envs, *(space.shape or ())), space.dtype)
+        if isinstance(space, Dict | Tuple):
+            self._observation = np.full(num_envs, None, object)
 
     def reset(self, *, seed: Sequence[int | None], options: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
         """The observations of all environments after a reset of those that `options["reset_mask"]` names."""

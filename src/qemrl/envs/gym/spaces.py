@@ -1,17 +1,18 @@
 """What of Gymnasium's spaces agents can take, and how it is read into arrays."""
 
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 
+from qemrl.envs.gym.wrapper_advice import advise_on_actions, advise_on_observations
 from qemrl.envs.jax.classic_control import CARTPOLE_BOUNDS
-from qemrl.types import ActionBox, Actions, EnvSpec, UnsupportedEnvironment
+from qemrl.types import ActionBox, Actions, EnvSpec, Part, UnsupportedEnvironment
 
 _UNBOUNDED = 1e30  # some spaces write the largest number of their dtype where they mean infinity
-
-_Bounds = tuple[float, ...] | None
 
 USUAL_BOUNDS = {"CartPole-v0": CARTPOLE_BOUNDS, "CartPole-v1": CARTPOLE_BOUNDS}
 """Where observations usually lie, for environments that leave their bounds open."""
@@ -23,65 +24,108 @@ class NonFiniteError(ValueError):
 
 def describe_spaces(env_id: str, observations: spaces.Space, actions: spaces.Space, stacked_frames: int) -> EnvSpec:
     """What an agent must know of an environment with these spaces."""
-    num_actions, box = _describe_actions(env_id, actions)
-    shape, dtype, low, high = _describe_observations(env_id, observations)
-    states = int(observations.n) if isinstance(observations, spaces.Discrete) else None
-    return EnvSpec(
-        env_id,
-        shape,
-        dtype,
-        num_actions,
-        stacked_frames=stacked_frames,
+    num_actions, start, box = _describe_actions(env_id, actions)
+    parts = list(_list_parts(env_id, observations, stacked_frames))
+    if not parts:
+        raise UnsupportedEnvironment(f"{env_id} has observations {observations}, in which there is nothing to see")
+    spec = EnvSpec(env_id, (0,), "float32", num_actions, stacked_frames=stacked_frames, box=box, action_start=start)
+    if len(parts) > 1:
+        if any(part.channel_axes is not None and part.dtype != "float32" for part in parts):
+            size, dtype = sum(part.num_bytes for part in parts), "uint8"
+        else:
+            size, dtype = sum(part.num_components for part in parts), "float32"
+        return spec._replace(observation_shape=(size,), observation_dtype=dtype, parts=tuple(parts))
+    part = parts[0]
+    low, high = part.low, part.high
+    if low is None and high is None and env_id in USUAL_BOUNDS:
+        low, high = (bounds * stacked_frames for bounds in USUAL_BOUNDS[env_id])
+    return spec._replace(
+        observation_shape=part.stored_shape,
+        observation_dtype=part.dtype,
         observation_low=low,
         observation_high=high,
-        num_states=states,
-        box=box,
+        num_states=part.sizes[0] if len(part.sizes) == 1 else None,
+        parts=(part,) if part.path or part.sizes else (),
     )
 
 
-def _describe_observations(env_id: str, space: spaces.Space) -> tuple[tuple[int, ...], str, _Bounds, _Bounds]:
-    """The shape and dtype of an observation, and its bounds if it is a vector that has any."""
-    if isinstance(space, spaces.Discrete):
-        size = int(space.n)
-        return (size,), "float32", (0.0,) * size, (1.0,) * size
-    if not isinstance(space, spaces.Box):
+def _list_parts(
+    env_id: str,
+    whole: spaces.Space,
+    stacked_frames: int,
+    path: tuple[Any, ...] = (),
+    within: spaces.Space | None = None,
+) -> Iterator[Part]:
+    """All arrays and numbers in an observation space, in the order in which they are stored."""
+    space = whole if within is None else within
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, each in inner:
+            yield from _list_parts(env_id, whole, stacked_frames, (*path, key), each)
+    elif isinstance(space, spaces.Discrete):
+        yield _describe_numbers(path, (), (int(space.n),), (int(space.start),))
+    elif isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = (tuple(map(int, numbers.reshape(-1))) for numbers in (space.nvec, space.start))
+        yield _describe_numbers(path, space.shape, sizes, starts)
+    elif isinstance(space, spaces.MultiBinary):
+        yield Part(path, space.shape, "bool")
+    elif isinstance(space, spaces.Box):
+        yield _describe_box(path, space, stacked_frames)
+    else:
+        where = "".join(f"[{key!r}]" for key in path)
+        at = f" at {where} of its observations" if path else " as observations"
         raise UnsupportedEnvironment(
-            f"{env_id} has observations {space}; an array is needed. "
-            "Register it with gymnasium.wrappers.FlattenObservation around it"
+            f"{env_id} has {space}{at}, which agents cannot read. {advise_on_observations(whole, path)}"
         )
+
+
+def _describe_numbers(
+    path: tuple[Any, ...], shape: tuple[int, ...], sizes: tuple[int, ...], starts: tuple[int, ...]
+) -> Part:
+    low, high = ((end,) * sum(sizes) for end in (0.0, 1.0))
+    return Part(path, shape, "float32", low, high, sizes, starts)
+
+
+def _describe_box(path: tuple[Any, ...], space: spaces.Box, stacked_frames: int) -> Part:
     dtype = space.dtype.name if space.dtype in (np.dtype(np.uint8), np.dtype(np.bool_)) else "float32"
-    if len(space.shape) == 1 and _has_bounds(space).all():
-        return space.shape, dtype, tuple(map(float, space.low)), tuple(map(float, space.high))
-    low, high = USUAL_BOUNDS.get(env_id, (None, None))
-    return space.shape, dtype, low, high
+    part = Part(path, space.shape, dtype, frames=stacked_frames)
+    if not _has_bounds(space).all():
+        return part
+    low, high = (ends.reshape(-1).astype(np.float64) for ends in (space.low, space.high))
+    if part.channel_axes is not None:
+        if dtype != "float32":  # these have the bounds of their dtype
+            return part
+        low, high = low.min(keepdims=True), high.max(keepdims=True)
+    # a component that is always the same must not be divided by zero
+    high = np.where(high.astype(np.float32) > low.astype(np.float32), high, low + np.maximum(1, np.abs(low)))
+    return part._replace(low=tuple(low.tolist()), high=tuple(high.tolist()))
 
 
-def _describe_actions(env_id: str, space: spaces.Space) -> tuple[int, ActionBox | None]:
-    """How many actions there are to choose from, or where continuous ones lie."""
+def _describe_actions(env_id: str, space: spaces.Space) -> tuple[int, int, ActionBox | None]:
+    """How many actions there are to choose from and what the first is called, or where continuous ones lie."""
     if isinstance(space, spaces.Discrete):
-        return int(space.n), None
+        return int(space.n), int(space.start), None
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         raise UnsupportedEnvironment(
             f"{env_id} has actions {space}; agents need gymnasium.spaces.Discrete or a Box of floats. "
-            "Number the combinations with gymnasium.wrappers.TransformAction"
+            f"{advise_on_actions(space)}"
         )
     bounded = _has_bounds(space)
     if not bounded.all():
         raise UnsupportedEnvironment(
             f"{env_id} has continuous actions {space} without finite bounds at index {_find_first_false(bounded)}. "
-            "Wrap it so that its action_space is bounded: gymnasium.wrappers.TransformAction(env, function, "
-            "bounded_space) can do that, RescaleAction and ClipAction cannot"
+            f"{advise_on_actions(space)}"
         )
     # agents scale in float32, where bounds that are close may coincide
     open_ = np.asarray(space.low.astype(np.float32) < space.high.astype(np.float32))
     if not (space.low.size and open_.all()):
         where = f"low is not less than high at index {_find_first_false(open_)}" if space.low.size else "there are none"
         raise UnsupportedEnvironment(
-            f"{env_id} has continuous actions {space}, but {where}. Register it with "
-            "gymnasium.wrappers.TransformAction around it, for an action_space of those components that can be chosen"
+            f"{env_id} has continuous actions {space}, but {where}. Put gymnasium.wrappers.TransformAction around it, "
+            "for an action_space of those components that can be chosen"
         )
     low, high = (tuple(map(float, bound.reshape(-1))) for bound in (space.low, space.high))
-    return 0, ActionBox(space.shape, low, high)
+    return 0, 0, ActionBox(space.shape, low, high)
 
 
 def _has_bounds(space: spaces.Box) -> Bool[np.ndarray, "..."]:
@@ -130,22 +174,146 @@ def read_rewards(reward: Any, env_id: str) -> Float[np.ndarray, " envs"]:
     return small
 
 
-def read_observations(raw: Any, space: spaces.Space, spec: EnvSpec) -> np.ndarray:
-    """Observations [envs, ...] as the spec promises them, all finite, in an array of their own."""
-    if isinstance(space, spaces.Discrete):
-        one_hot = np.zeros((len(raw), int(space.n)), np.float32)
-        one_hot[np.arange(len(raw)), np.asarray(raw) - space.start] = 1.0
-        return one_hot
-    if spec.observation_dtype != "float32":
-        return np.array(raw, spec.observation_dtype)
-    observation = _float32(np.asarray(raw))
-    if not _all_finite(observation):
-        place, *index = np.argwhere(~np.isfinite(observation))[0].tolist()
-        raise NonFiniteError(
-            f"the observation of environment {place} ({spec.id}) is {np.asarray(raw)[(place, *index)]} "
-            f"at index {tuple(index)}, not finite in float32"
-        )
+def read_observations(raw: Any, spec: EnvSpec, envs: Int[np.ndarray, " envs"] | None = None) -> np.ndarray:
+    """Observations [envs, ...] as the spec promises them, all finite, in an array of their own.
+
+    Args:
+        raw: As vector environments give them, with a leading axis in every part; or an array of objects, one
+            observation for each environment.
+        spec: Of the environments.
+        envs: Which environments these are, if not all.
+    """
+    if isinstance(raw, np.ndarray) and raw.dtype == object:
+        paths = [part.path for part in spec.parts] or [()]
+        found = [np.stack([np.asarray(look_up(each, path)) for each in raw]) for path in paths]
+    else:
+        found = [np.asarray(look_up(raw, part.path)) for part in spec.parts] or [np.asarray(raw)]
+    return _join(found, spec, envs)
+
+
+def encode(observation: Any, spec: EnvSpec) -> tuple[np.ndarray, bool]:
+    """Observations [batch, ...] as the spec promises them, and whether there was but one.
+
+    Args:
+        observation: One of the environment's own, or several: then every part of it has a leading axis. One that is
+            stored as the spec says is taken as well, but whole numbers are always the environment's own.
+        spec: Of the environment.
+
+    Raises:
+        ValueError: It is none of these; what was expected is said.
+    """
+    if not spec.parts or _is_stored(observation, spec):
+        given, shape = np.asarray(observation), spec.observation_shape
+        if given.shape != shape and given.shape[1:] != shape:
+            raise ValueError(
+                f"{spec.id} has observations of shape {shape}: expected that, or several of them along a first "
+                f"axis; got shape {given.shape}"
+            )
+        single = given.shape == shape
+        batch = (given[None] if single else given).astype(spec.observation_dtype)
+        if not np.isfinite(batch).all():
+            raise ValueError("the observation holds numbers that are not finite")
+        return batch, single
+    given = [np.asarray(look_up(observation, part.path)) for part in spec.parts]
+    single = given[0].shape == spec.parts[0].shape
+    lead = () if single else given[0].shape[:1]
+    for part, array in zip(spec.parts, given, strict=True):
+        if array.shape != (*lead, *part.shape):
+            name = "".join(f"[{key!r}]" for key in part.path) or "its observations"
+            raise ValueError(
+                f"{spec.id} has the shape {part.shape} at {name}: expected that everywhere, or everywhere the same "
+                f"number of them along a first axis; got shape {array.shape}"
+            )
+    return _join([array[None] for array in given] if single else given, spec), single
+
+
+def _is_stored(observation: Any, spec: EnvSpec) -> bool:
+    """Whether an observation that may have parts comes as an array in which they are joined."""
+    part = spec.parts[0]
+    if part.path:
+        return not isinstance(observation, Mapping | tuple | list)
+    given = np.asarray(observation)
+    return given.dtype.kind not in "iu" or part.shape not in (given.shape, given.shape[1:])
+
+
+def look_up(observation: Any, path: tuple[Any, ...]) -> Any:
+    """What the keys and places of a path lead to."""
+    for place, key in enumerate(path):
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError) as error:
+            name = "".join(f"[{each!r}]" for each in path[: place + 1])
+            raise ValueError(f"the observation has no part {name}: {observation!r}") from error
     return observation
+
+
+def _join(
+    found: list[np.ndarray], spec: EnvSpec, envs: Int[np.ndarray, " envs"] | None = None
+) -> Shaped[np.ndarray, "envs ..."]:
+    """The parts [envs, ...] of observations in one array."""
+    if not spec.parts:
+        return _read_array(found[0], spec.observation_dtype, spec.id, envs)
+    stored = [
+        _read_numbers(array, part, spec.id, envs)
+        if part.sizes
+        else _read_array(array, part.dtype, spec.id, envs, part.path)
+        for array, part in zip(found, spec.parts, strict=True)
+    ]
+    if len(stored) == 1:
+        return stored[0]
+    flat = [np.ascontiguousarray(array.reshape(len(array), -1)) for array in stored]
+    of_bytes = spec.observation_dtype == "uint8"
+    return np.concatenate([array.view(np.uint8) if of_bytes else _float32(array) for array in flat], axis=1)
+
+
+def _read_numbers(
+    raw: np.ndarray, part: Part, env_id: str, envs: Int[np.ndarray, " envs"] | None
+) -> Float[np.ndarray, "envs values"]:
+    """The one-hot vectors of numbers [envs, ...], one behind the other."""
+    starts, sizes, offsets = _tabulate(part.starts, part.sizes)
+    raw = raw.reshape(len(raw), -1)
+    values = raw.astype(np.int64, copy=False) - starts
+    wrong = (values < 0) | (values >= sizes)
+    if np.count_nonzero(wrong):
+        place, index = np.argwhere(wrong)[0].tolist()
+        low = part.starts[index]
+        raise ValueError(
+            f"the observation of environment {_name(place, envs)} ({env_id}) holds {raw[place, index]}{_at(part.path)}"
+            f"; by its space it lies between {low} and {low + part.sizes[index] - 1}"
+        )
+    one_hot = np.zeros((len(raw), sum(part.sizes)), np.float32)
+    one_hot[np.arange(len(raw))[:, None], values + offsets] = 1.0
+    return one_hot
+
+
+@lru_cache(maxsize=64)
+def _tabulate(starts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where numbers start, how many values each has, and where the one-hot vector of each begins."""
+    return np.array(starts), np.array(sizes), np.cumsum([0, *sizes[:-1]])
+
+
+def _read_array(
+    raw: np.ndarray, dtype: str, env_id: str, envs: Int[np.ndarray, " envs"] | None, path: tuple[Any, ...] = ()
+) -> Shaped[np.ndarray, "envs ..."]:
+    """A copy of an array [envs, ...] in the dtype in which it is stored."""
+    if dtype != "float32":
+        return np.array(raw, dtype)
+    small = _float32(raw)
+    if not _all_finite(small):
+        place, *index = np.argwhere(~np.isfinite(small))[0].tolist()
+        raise NonFiniteError(
+            f"the observation of environment {_name(place, envs)} ({env_id}) is {raw[(place, *index)]} "
+            f"at index {tuple(index)}{_at(path)}, not finite in float32"
+        )
+    return small
+
+
+def _name(place: int, envs: Int[np.ndarray, " envs"] | None) -> int:
+    return place if envs is None else int(envs[place])
+
+
+def _at(path: tuple[Any, ...]) -> str:
+    return f" of {''.join(f'[{key!r}]' for key in path)}" if path else ""
 
 
 def read_masks(

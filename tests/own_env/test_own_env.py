@@ -2,17 +2,19 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from own_worlds import GridWorld, OneStep
+from own_worlds import DictRobot, GridWorld, ImageMaze, OneStep
 
 import qemrl
 from qemrl.cli import main
 from qemrl.envs.gym.catalog import MissingPackage, find_environment
+from qemrl.export import export_agent
 from qemrl.training.loops import ImportRefused
 from qemrl.types import UnsupportedEnvironment
 
@@ -77,6 +79,35 @@ def test_two_environments_side_by_side_are_the_one_that_is_given_and_a_copy_of_i
     assert inside[0] is env
     assert type(inside[1]) is GridWorld
     assert inside[1] is not env
+
+
+WORLDS = {
+    "image": (
+        "qr-dqn",
+        partial(ImageMaze, 16),
+        {"representation.num_quantiles": 8, "network.widths": (8,), "target_every": 40},
+    ),
+    "dict": ("sac", DictRobot, {"network.policy_widths": (8,), "network.critic_widths": (8,), "random_steps": 10}),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_world_is_learned_in_a_run_directory_loaded_and_exported(world, tmp_path):
+    preset, env, settings = WORLDS[world]
+    small = settings | {"batch_size": 8, "learning_starts": 32, "log_every": 40, "checkpoint_every": 80}
+    agent = qemrl.make(preset, env, overrides=small)
+    agent.learn(80, out=tmp_path / "run", evaluate_every=40, evaluation_episodes=2, progress=False)
+    best = qemrl.load(tmp_path / "run", env=env, checkpoint="best")
+    assert best.steps in (40, 80)
+    loaded = qemrl.load(tmp_path / "run", env=env)
+    observation, _ = env().reset(seed=0)
+    np.testing.assert_array_equal(loaded.predict(observation), agent.predict(observation))
+    np.testing.assert_array_equal(
+        loaded.learn(40, progress=False).q(observation), agent.learn(40, progress=False).q(observation)
+    )
+    written = export_agent(loaded, tmp_path / "exported", "stablehlo", episodes=1)
+    assert written.differences["stablehlo"] < 1e-5
+    assert "mean_reward" in (tmp_path / "exported" / "README.md").read_text()
 
 
 def test_an_episode_that_ends_at_its_first_step_is_learned_from():
@@ -182,6 +213,8 @@ def test_the_command_line_takes_a_module_of_the_working_folder_and_keyword_argum
     with pytest.raises(ImportRefused, match="my_worlds"):
         qemrl.load("run")
     run("resume run --steps 120 --allow-imports")
+    run("export run --out exported --episodes 1 --checkpoint best --allow-imports")
+    assert "GridWorld-v7" in (own_folder / "exported" / "README.md").read_text()
     run("evaluate run --episodes 2 --json --allow-imports")
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["env"] == "my_worlds:GridWorld-v7 goal_reward=2 size=4 wind=strong"

@@ -199,8 +199,10 @@ def export(
     levels: Literal["midpoints", "input"] = "midpoints",
     episodes: int = 20,
     seed_of_run: int | None = None,
+    checkpoint: CheckpointName = "last",
+    allow_imports: bool = False,
 ) -> None:
-    """Write the agent of a run's last checkpoint as a program that needs no qemrl, with a model card.
+    """Write the agent of a run's checkpoint as a program that needs no qemrl, with a model card.
 
     The program takes a batch of observations and returns the greedy actions and the return distributions. It is run
     beside the agent before anything is written, and the largest difference is printed.
@@ -212,6 +214,8 @@ def export(
         levels: The levels that an agent such as IQN draws in training are fixed midpoints, or an input of the program.
         episodes: How many episodes the model card's mean reward is of.
         seed_of_run: Which of the run's seeds; by default its first.
+        checkpoint: The checkpoint: `last`, `best` by evaluation, or the step of one that is there.
+        allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
     require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
     require_folder(out)
@@ -220,13 +224,13 @@ def export(
     from qemrl.export import ExportError, export_agent
 
     with show_status("exporting"), usage():
-        agent = api.load(directory, seed_of_run)
+        agent = api.load(directory, seed_of_run, checkpoint=checkpoint, allow_imports=allow_imports)
         try:
             written = export_agent(agent, out, formats, levels, episodes)
         except ExportError as error:
             print(f"qemrl: {error}", file=sys.stderr)
             sys.exit(1)
-    title = f"{agent.config.preset} on {agent.config.env} after {agent.steps:,} steps"
+    title = f"{agent.config.preset} on {agent.config.env_name} after {agent.steps:,} steps"
     shown = table(title, "format", ">largest difference from the agent")
     for name, difference in written.differences.items():
         shown.add_row(name, f"{difference:.1e}")

@@ -109,7 +109,9 @@ class TrainableAgent:
 
     @property
     def run(self) -> Path | None:
-        """The run directory that the agent was loaded from; None if it was made."""
+        """The run directory that the agent was last saved in, or else loaded from; None if there is none."""
+        if self._history.home is not None:
+            return self._history.home.path
         return None if self._loaded is None else self._loaded.path
 
     def __repr__(self) -> str:

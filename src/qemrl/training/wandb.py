@@ -145,7 +145,8 @@ class WandbCallback(Callback):
             )
         except wandb.Error as error:
             raise CallbackError(
-                f"Weights & Biases: {error}; log in with `wandb login`, or keep the run on disk with --wandb-offline"
+                f"Weights & Biases: {str(error).rstrip('.')}; log in with `wandb login`, or keep the run on disk with "
+                "--wandb-offline (in Python: mode='offline')"
             ) from error
         if not run.offline:
             print(f"Weights & Biases: {run.url}", flush=True)

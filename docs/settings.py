@@ -61,6 +61,8 @@ ALGORITHM = """
     network.dueling false
     network.noisy false
     replay.prioritized false
+    optimizer.schedule constant
+    optimizer.warmup_steps 0
     policy tanh-gaussian
     temperature.target_entropy none
 """
@@ -461,8 +463,11 @@ SOURCES: tuple[Source, ...] = (
 )
 """All sources; the first that states a value counts."""
 
-UNUSED = ("replay.priority_exponent", "replay.importance_exponent")
-"""Settings of a prioritized replay, which no preset has."""
+UNUSED = (
+    *("replay.priority_exponent", "replay.importance_exponent"),
+    *("optimizer.decay_steps", "optimizer.final_rate"),
+)
+"""Settings of a prioritized replay and of a learning rate that falls, which no preset has."""
 
 
 def find_source(preset: str, family: EnvFamily, setting: str, value: str) -> str:

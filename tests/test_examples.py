@@ -4,6 +4,7 @@ import csv
 import runpy
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,3 +87,13 @@ def test_its_loss_is_that_of_the_agents():
     expected = (np.abs(qemrl.midpoints(51)[None, :, None] - (errors < 0)) * huber).mean(-1).sum(-1).mean()
     found = program["quantile_huber_loss"](torch.tensor(values), torch.tensor(target))
     np.testing.assert_allclose(float(found), expected, rtol=1e-5)
+
+
+def test_a_network_of_ones_own_learns():
+    program = runpy.run_path(str(EXAMPLES / "own_network.py"))
+    agent = program["train"](560, 0, progress=False)
+    start = jax.tree.leaves(program["FourierFeatures"](agent.spec, jax.random.key(0)))
+    learned = jax.tree.leaves(agent.params.network.torso.reader)
+    assert [leaf.shape for leaf in learned] == [leaf.shape for leaf in start]
+    assert np.abs(learned[1]).max() > 1e-3  # the phases begin at zero
+    assert agent.q(np.zeros(4)).shape == (2,)

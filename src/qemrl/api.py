@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Shaped
 
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.agents.presets import make_agent
-from qemrl.config.override import convert
+from qemrl.config.override import convert, flatten, override
 from qemrl.config.registry import AXES
 from qemrl.config.serialize import to_json
 from qemrl.distributional.ensembles import pool_members
@@ -29,9 +29,10 @@ from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.envs.gym.spaces import encode
 from qemrl.estimators import Statistic
+from qemrl.networks.torsos import register_network as register_network
 from qemrl.training import checkpoint as checkpoints
 from qemrl.training.callbacks import CallbackList, show_progress
-from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.config import RunConfig, configure, missing_functions, read_config, require_complete
 from qemrl.training.evaluation import Evaluation, make_act
 from qemrl.training.history import History, locate_checkpoint
 from qemrl.training.loops import (
@@ -293,7 +294,7 @@ class TrainableAgent:
             return None
         directory, home = RunDirectory(path), self._history.home
         is_home = home is not None and home.is_at(path)
-        is_alike = replace(read_config(directory.config), steps=config.steps) == config
+        is_alike = to_json(replace(read_config(directory.config), steps=config.steps)) == to_json(config)
         if not is_home and not (directory.record["extra"].get("saved") and is_alike):
             return None
         store_config(directory, config)
@@ -383,6 +384,7 @@ def load(
     evaluation_env: Given | None = None,
     allow_imports: bool = False,
     checkpoint: int | str = "last",
+    overrides: Mapping[str, Any] | None = None,
 ) -> TrainableAgent:
     """The agent of a run directory, as a checkpoint has it.
 
@@ -396,9 +398,11 @@ def load(
         allow_imports: Whether a module that the run names (`module:id`) may be imported, which can do anything.
         checkpoint: `last`, the last good one; `best`, that of the best evaluation, which can predict but not go on
             learning; or the step of one that is there.
+        overrides: The functions that the agent was made with from Python, which no file keeps, by the settings that
+            they were given as: {"network.torso": …}.
     """
     directory = RunDirectory(Path(path))
-    config = read_config(directory.config)
+    config = _give_again(read_config(directory.config), flatten(overrides or {}))
     seed = config.seed if seed is None else seed
     if seed not in config.seeds:
         raise ValueError(f"{path} has the seeds {config.seeds}, not {seed}")
@@ -427,6 +431,21 @@ def load(
         )
     agent._loaded = _LoadedRun(directory.path, *found, obstacle, is_last=step is None)
     return agent
+
+
+def _give_again(config: RunConfig, functions: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a file with the functions that it could not keep."""
+    missing = missing_functions(config)
+    for setting in functions:
+        if setting not in missing:
+            there = ", ".join(missing) or "none here"
+            raise ValueError(
+                f"{setting} is stored with the run, and what was learned would not fit another value; overrides are "
+                f"for functions that were handed over from Python: {there}"
+            )
+    config = override(config, functions) if functions else config
+    require_complete(config)
+    return config
 
 
 def _restore(loop: Loop, loaded: _LoadedRun) -> History:

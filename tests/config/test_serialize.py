@@ -1,6 +1,7 @@
 """Frozen dataclasses as JSON and back."""
 
 import enum
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qemrl
-from qemrl.config.serialize import from_json, to_json, without_defaults
+from qemrl.config.serialize import GivenFunction, find_given, from_json, to_json, without_defaults
 from qemrl.config.suggestions import nearest, suggestion
 
 MEAN, CONSTANT = qemrl.EmpiricalMean(), qemrl.ConstantVariance()
@@ -132,7 +133,6 @@ def test_numpy_numbers_are_stored_as_numbers():
     [
         (Layer(math.nan), "width: nan is not finite"),  # type: ignore[arg-type]
         ((1.0, math.inf), r"\[1\]: inf is not finite"),
-        (qemrl.QEM(variance=lambda levels: levels), "variance: a value of type function"),
         (Settings(1.0, 1, Layer(1), sizes=[1]), "sizes: a value of type list"),  # type: ignore[arg-type]
         (Settings(1.0, 1, Layer(1), anything=Pair(1, 2)), "anything: a value of type Pair"),
         (Settings(1.0, 1, Layer(1), layers=(Layer(1), Layer(Color.RED))), r"layers\[1\].width: .* Color"),
@@ -144,6 +144,21 @@ def test_numpy_numbers_are_stored_as_numbers():
 def test_what_cannot_be_stored_is_refused_by_name(value, message):
     with pytest.raises(ValueError, match=message):
         to_json(value)
+
+
+def test_of_a_function_the_name_is_stored_and_what_is_read_cannot_be_called():
+    def double(levels):
+        return 2 * levels
+
+    place = "test_of_a_function_the_name_is_stored_and_what_is_read_cannot_be_called"
+    for function in (double, functools.partial(double)):
+        back = there_and_back(qemrl.QEM(variance=function))
+        assert list(find_given(back)) == [("variance", GivenFunction(f"{place}.double"))]
+        assert to_json(back) == to_json(qemrl.QEM(variance=function))
+        with pytest.raises(ValueError, match="double` was handed over from Python and cannot be read from a file"):
+            back.mean(np.arange(5.0), qemrl.midpoints(5))
+    with pytest.raises(ValueError, match="expects"):  # a field that holds no function
+        from_json({"type": "Layer", "width": {"type": "GivenFunction", "name": "double"}}, REGISTRY)
 
 
 GOOD = {"type": "Settings", "rate": 0.5, "steps": 10, "net": {"type": "Layer", "width": 3}}

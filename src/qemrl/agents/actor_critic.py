@@ -22,7 +22,7 @@ from qemrl.distributional.representations import Purpose
 from qemrl.estimators import Statistic
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Dense, Key, Linear
-from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
+from qemrl.networks.torsos import NetworkFunction, Torso, TorsoName, make_torso, num_features
 from qemrl.types import ActionBox, Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
 CANDIDATES = 64
@@ -36,7 +36,9 @@ class PolicyNetwork(eqx.Module):
     dense: Dense
     head: Linear
 
-    def __init__(self, torso: TorsoName, widths: tuple[int, ...], outputs: int, spec: EnvSpec, key: Key) -> None:
+    def __init__(
+        self, torso: TorsoName | NetworkFunction, widths: tuple[int, ...], outputs: int, spec: EnvSpec, key: Key
+    ) -> None:
         torso_key, dense_key, head_key = jax.random.split(key, 3)
         self.torso = make_torso(torso, spec, torso_key)
         features = num_features(self.torso, spec)
@@ -54,7 +56,9 @@ class CriticTorso(eqx.Module):
     torso: Torso
     dense: Dense
 
-    def __init__(self, torso: TorsoName, widths: tuple[int, ...], layer_norm: bool, spec: EnvSpec, key: Key) -> None:
+    def __init__(
+        self, torso: TorsoName | NetworkFunction, widths: tuple[int, ...], layer_norm: bool, spec: EnvSpec, key: Key
+    ) -> None:
         torso_key, dense_key = jax.random.split(key)
         self.torso = make_torso(torso, spec, torso_key)
         components = 0 if spec.box is None else len(spec.box.low)
@@ -214,7 +218,10 @@ class ActorCriticAgent:
         target = self.bellman_target(state, batch, target_key)
         gradients = jax.value_and_grad(self.critic_loss, has_aux=True)
         (loss, losses), gradient = gradients(before.critics, batch, target, critic_key)
-        critics, optimizer = apply_gradient(self.critic_optimizer, gradient, learning.critic_optimizer, before.critics)
+        rate = self._rate(updates)
+        critics, optimizer = apply_gradient(
+            self.critic_optimizer, gradient, learning.critic_optimizer, before.critics, rate
+        )
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             action, level_key = from_box(self.box, batch.action), jax.random.fold_in(critic_key, 1)
@@ -228,14 +235,18 @@ class ActorCriticAgent:
         learning = learning._replace(critic_optimizer=optimizer)
         every = self.config.policy_every
         if every == 1:
-            policy, log_temperature, learning = self.improve_policy(params, learning, batch, policy_key)
+            policy, log_temperature, learning = self.improve_policy(params, learning, batch, policy_key, rate)
         else:
             policy, log_temperature, learning = jax.lax.cond(
                 (updates + 1) % every == 0,
-                lambda: self.improve_policy(params, learning, batch, policy_key),
+                lambda: self.improve_policy(params, learning, batch, policy_key, rate),
                 lambda: (params.policy, params.log_temperature, learning),
             )
         return ActorCritic(policy, critics, log_temperature, estimator), learning, Update(loss, jnp.sqrt(losses))
+
+    def _rate(self, updates: Int[Array, ""]) -> float | Float[Array, ""]:
+        config = self.config
+        return config.optimizer.rate(updates, config.first_update, config.update_every)
 
     def bellman_target(self, state: AgentState, batch: Batch, key: Key) -> ReturnDist:
         """Reward + discount · (return by the ensemble of target critics − α log π) [batch, 1, m]."""
@@ -272,18 +283,20 @@ class ActorCriticAgent:
         return jnp.mean(batch.weight * (alpha * choice.log_prob - q)), choice.log_prob
 
     def improve_policy(
-        self, params: ActorCritic, learning: Learning, batch: Batch, key: Key
+        self, params: ActorCritic, learning: Learning, batch: Batch, key: Key, rate: float | Float[Array, ""]
     ) -> tuple[PolicyNetwork, Float[Array, ""] | None, Learning]:
         """The policy and the temperature after a step each, and target networks that have moved."""
         config = self.config
         alpha = config.temperature.value_at(params.log_temperature)
         gradient, log_prob = jax.grad(self.policy_loss, has_aux=True)(params.policy, params, alpha, batch, key)
-        policy, policy_optimizer = apply_gradient(self.optimizer, gradient, learning.policy_optimizer, params.policy)
+        policy, policy_optimizer = apply_gradient(
+            self.optimizer, gradient, learning.policy_optimizer, params.policy, rate
+        )
         log_temperature, temperature_optimizer = params.log_temperature, learning.temperature_optimizer
         if log_temperature is not None:
             gradient = config.temperature.gradient(log_prob, self.num_components)
             log_temperature, temperature_optimizer = apply_gradient(
-                self.optimizer, gradient, temperature_optimizer, log_temperature
+                self.optimizer, gradient, temperature_optimizer, log_temperature, rate
             )
         target = learning.target_policy
         learning = learning._replace(
@@ -357,3 +370,8 @@ class ActorCriticAgent:
             metrics["policy/entropy"] = -jnp.mean(choice.log_prob)
         metrics["policy/temperature"] = self.config.temperature.value_at(params.log_temperature)
         return metrics
+
+    def scheduled(self, step: Int[Array, ""], updates: Int[Array, ""]) -> dict[str, float | Float[Array, ""]]:
+        """The learning rate of the next update, the same for critics, policy and temperature."""
+        del step
+        return {"train/learning_rate": self._rate(updates)}

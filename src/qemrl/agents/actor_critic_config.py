@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from qemrl.agents.optimizer import AdamConfig
+from qemrl.agents.optimizer import AdamConfig, first_update
 from qemrl.agents.policies import FixedTemperature, Policy, TanhGaussian, Temperature
 from qemrl.agents.q_estimator import check_estimator
 from qemrl.distributional.ensembles import ElementwiseMin, Ensemble
 from qemrl.distributional.representations import FixedQuantiles, Representation
 from qemrl.estimators import EmpiricalMean, Statistic
-from qemrl.networks.torsos import TorsoName
+from qemrl.networks.torsos import NetworkFunction, TorsoName
 from qemrl.replay.config import ReplayConfig
 
 
@@ -17,8 +17,12 @@ from qemrl.replay.config import ReplayConfig
 class ActorCriticNetworkConfig:
     """The networks of policy and critics."""
 
-    torso: TorsoName = "auto"
-    """What reads the observation: `nature`, `minatar` or `mlp`; `auto` goes by its shape."""
+    torso: TorsoName | NetworkFunction = "auto"
+    """What reads the observation: `nature`, `minatar`, `mlp` or a registered network; `auto` goes by its shape.
+
+    From Python also a function from the environment's spec and a key to an Equinox module. The policy and each critic
+    have their own.
+    """
 
     policy_widths: tuple[int, ...] = (256, 256)
     """The dense layers of the policy."""
@@ -107,6 +111,12 @@ class ActorCriticConfig:
             raise ValueError(f"{ensemble} pools atoms, and {kind} has none; use quantiles with it")
         if not self.policy.has_entropy and self.temperature != FixedTemperature(0.0):
             raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
+        self.optimizer.check_decay(self.first_update)
+
+    @property
+    def first_update(self) -> int:
+        """The step of the first update."""
+        return first_update(self.learning_starts, self.batch_size, self.update_every)
 
     def fit_num_envs(self, num_envs: int) -> "ActorCriticConfig":
         """The same for any number of environments."""

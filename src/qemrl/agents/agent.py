@@ -116,3 +116,7 @@ class InspectableAgent(Agent, Protocol):
     def metrics(self, params: Any, observation: Any) -> dict[str, Float[Array, ""]]:
         """Numbers worth logging, by tag."""
         ...
+
+    def scheduled(self, step: Int[Array, ""], updates: Int[Array, ""]) -> dict[str, float | Float[Array, ""]]:
+        """What depends on these counts alone, by tag: as it is for the next step and the next update."""
+        ...

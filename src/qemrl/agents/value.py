@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qemrl.agents.agent import AgentState, Update, View
 from qemrl.agents.names import ACTOR_CRITICS
-from qemrl.agents.optimizer import AdamConfig, apply_gradient, init_optimizer
+from qemrl.agents.optimizer import AdamConfig, apply_gradient, first_update, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
 from qemrl.agents.target_networks import Online
 from qemrl.distributional.losses import backup
@@ -28,7 +28,7 @@ from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, mask_q
 from qemrl.exploration.epsilon_greedy import argmax_action
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Key, redraw_fan_average
-from qemrl.networks.torsos import Torso, TorsoName, make_torso, num_features
+from qemrl.networks.torsos import NetworkFunction, Torso, TorsoName, make_torso, num_features
 from qemrl.replay.config import ReplayConfig
 from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 
@@ -37,11 +37,15 @@ from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
 class NetworkConfig:
     """Torso and streams."""
 
-    torso: TorsoName = "auto"
-    """What reads images: `nature` (from 36x36 pixels), `minatar` (smaller ones) or `mlp`; `auto` goes by their size."""
+    torso: TorsoName | NetworkFunction = "auto"
+    """What reads images: `nature` (from 36x36 pixels), `minatar` (smaller ones) or `mlp`; `auto` goes by their size.
+
+    Or a network of your own that reads all: one that is registered, or from Python a function from the environment's
+    spec and a key to an Equinox module.
+    """
 
     widths: tuple[int, ...] = (512, 512)
-    """The dense layers of the torso, behind its convolutions if it has any."""
+    """The dense layers of the torso, behind its convolutions or a network of your own, if it has any."""
 
     hidden: tuple[int, ...] = ()
     """Hidden layers of the streams, between torso and outputs; Atari has one of 512. IQN's levels join before them."""
@@ -116,6 +120,12 @@ class ValueConfig:
                 "Q is estimated from the EMA network here, which V cannot be estimated from as well; use Online()"
             )
         self.exploration.check_compatible(self.representation)
+        self.optimizer.check_decay(self.first_update)
+
+    @property
+    def first_update(self) -> int:
+        """The step of the first update."""
+        return first_update(self.learning_starts, self.batch_size, self.update_every)
 
     def fit_num_envs(self, num_envs: int) -> "ValueConfig":
         """The same with a number of steps between copies that whole iterations of this many environments make up."""
@@ -218,7 +228,8 @@ class ValueAgent:
         before = state.params
         gradients = jax.value_and_grad(self.loss, has_aux=True)
         (loss, (losses, target)), gradient = gradients(before.network, before, state.target, batch, key)
-        network, optimizer = apply_gradient(self.optimizer, gradient, state.optimizer, before.network)
+        rate = self._rate(updates)
+        network, optimizer = apply_gradient(self.optimizer, gradient, state.optimizer, before.network, rate)
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             dist = self.predict_by(before.network, batch.observation, "target", jax.random.fold_in(key, 1))
@@ -228,6 +239,10 @@ class ValueAgent:
         estimator = self.estimate_q.update(before.estimator, batch, network, updates, step, predict)
         params = Params(network, self.config.averaging.update_ema(before.ema, network), estimator)
         return params, optimizer, Update(loss, jnp.sqrt(losses))
+
+    def _rate(self, updates: Int[Array, ""]) -> float | Float[Array, ""]:
+        config = self.config
+        return config.optimizer.rate(updates, config.first_update, config.update_every)
 
     def loss(
         self, network: Network, params: Params, target: Any, batch: Batch, key: Key
@@ -309,6 +324,11 @@ class ValueAgent:
     def metrics(self, params: Params, observation: Any) -> dict[str, Float[Array, ""]]:
         """What the return distributions look like."""
         return self.estimate_q.metrics(self.predict(params, observation, "report", None), params.estimator)
+
+    def scheduled(self, step: Int[Array, ""], updates: Int[Array, ""]) -> dict[str, float | Float[Array, ""]]:
+        """The learning rate of the next update, and what the exploration has scheduled."""
+        explored = self.config.exploration.scheduled(step, self.config.learning_starts)
+        return {"train/learning_rate": self._rate(updates), **explored}
 
 
 def _for_members(actions: Int[Array, " batch"], dist: ReturnDist) -> Int[Array, "batch members"]:

@@ -111,7 +111,7 @@ def resume(
         wandb_offline: Keep what W&B gets on disk, for `wandb sync`.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    from qemrl.training.config import read_config
+    from qemrl.training.config import read_config, require_complete
     from qemrl.training.loops import check_imports, make_loop
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.train import extend
@@ -119,6 +119,7 @@ def resume(
     with usage():
         run = RunDirectory(directory)
         config = read_config(run.config)
+        require_complete(config)
         if steps is not None and steps != config.steps and not (run.done and steps < config.steps):
             require(
                 steps > config.steps,

@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -70,6 +71,8 @@ def sweep(
         if dry_run:
             _print_forecast(asked, cpus_per_run, cores, trial_seconds)
             return
+        for doubt in asked.find_doubts():
+            warnings.warn(doubt, stacklevel=1)
         memory = None if memory_per_run is None else round(memory_per_run * 1e9)
         needs = estimate_needs(asked.missing, cpus_per_run, gpus_per_run, memory)
     finished = len(asked.runs) - len(asked.missing)

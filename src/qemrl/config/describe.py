@@ -6,11 +6,11 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from qemrl.config.override import FIXED
 from qemrl.config.registry import AXES
-from qemrl.config.serialize import fits, is_record
+from qemrl.config.serialize import choices, fits, is_function, is_record, name_function
 
 
 class Setting(NamedTuple):
@@ -45,7 +45,7 @@ def list_settings(config: Any) -> Iterator[Group]:
 
 
 def _list_groups(record: Any, path: str, group: Group) -> Iterator[Group]:
-    hints, docs = get_type_hints(type(record)), _field_docs(type(record))
+    hints, docs = get_type_hints(type(record), include_extras=True), _field_docs(type(record))
     inner: list[tuple[Any, str, Group]] = []
     for field in dataclasses.fields(record):
         place = f"{path}.{field.name}" if path else field.name
@@ -71,9 +71,9 @@ def _describe_part(path: str, part: Any, annotation: Any, doc: str) -> Setting:
 
 def _describe_type(annotation: Any) -> str:
     if get_origin(annotation) in (Union, types.UnionType):
-        return "|".join(_describe_type(member) for member in get_args(annotation))
-    if get_origin(annotation) is Literal:
-        return f"{{{','.join(str(choice) for choice in get_args(annotation))}}}"
+        return "|".join(_describe_type(member) for member in get_args(annotation) if not is_function(member))
+    if get_origin(annotation) in (Annotated, Literal):
+        return f"{{{','.join(choices(annotation))}}}"
     if get_origin(annotation) is tuple:
         return f"[{_describe_type(get_args(annotation)[0])} ...]"
     return "NONE" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).upper()
@@ -82,6 +82,8 @@ def _describe_type(annotation: Any) -> str:
 def _describe_value(value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "empty"
+    if callable(value):
+        return f"the function {name_function(value)}"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

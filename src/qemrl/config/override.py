@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
+import equinox as eqx
 import numpy as np
 
 from qemrl.agents.names import EnvFamily
@@ -93,7 +94,7 @@ class _Draft:
         self.fields = {name: _drafted(getattr(record, name)) for name in fields}
 
     def annotation(self, field: str) -> Any:
-        return get_type_hints(self.kind)[field]
+        return get_type_hints(self.kind, include_extras=True)[field]
 
     def build(self, path: str = "") -> Any:
         """The dataclass, made from the inside out, and checked by its classes."""
@@ -170,6 +171,9 @@ def _read_switch(draft: _Draft, path: str, given: Mapping[str, Any]) -> tuple[st
 def _choose_part(config: RunSettings, draft: _Draft, path: str, value: Any) -> Any:
     owner, field = draft.locate(path)
     annotation = owner.annotation(field)
+    if isinstance(value, eqx.Module):
+        kind = type(value).__name__
+        raise ValueError(f"{path}: give a function that makes the module from spec and key; got a {kind} itself")
     if is_record(value) or callable(value):
         if not fits(value, annotation):
             raise wrong_kind(path, annotation, type(value).__name__)

@@ -2,15 +2,17 @@
 
 A dataclass becomes {"type": "ClassName", field: ...}; its fields may hold text, numbers, truth values, None, paths,
 tuples, and frozen dataclasses. Annotations say what a JSON value is turned back into: a list into a tuple, text into a
-path. Nothing is imported by name: a file can only make the classes that a registry lists.
+path. Nothing is imported by name: a file can only make the classes that a registry lists. Of a function a file keeps
+the name alone (`GivenFunction`).
 """
 
 import dataclasses
+import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -20,6 +22,27 @@ Registry = Mapping[str, type]
 """The classes that may be made, by the name that stands under "type"."""
 
 _TYPE = "type"
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenFunction:
+    """What stands in a file for a function that was handed over from Python: its name, which nothing is made from."""
+
+    name: str
+
+    def __call__(self, *arguments: Any) -> NoReturn:
+        """Raise: the function is not there."""
+        del arguments
+        raise ValueError(f"the function `{self.name}` was handed over from Python and cannot be read from a file")
+
+
+def find_given(record: Any, path: str = "") -> Iterator[tuple[str, GivenFunction]]:
+    """The functions that are missing in what was read from a file, by the dotted names of their fields."""
+    if isinstance(record, GivenFunction):
+        yield path, record
+    elif is_record(record):
+        for field in dataclasses.fields(record):
+            yield from find_given(getattr(record, field.name), _below(path, field.name))
 
 
 def to_json(value: Any) -> Any:
@@ -49,7 +72,11 @@ def without_defaults(value: Any) -> Any:
 
 
 def read_value(data: Any, annotation: Any, path: str) -> Any:
-    """A JSON value as a field of this annotation holds it; ValueError names the field and what it expects."""
+    """A JSON value as a field of this annotation holds it; ValueError names the field and what it expects.
+
+    Text that is annotated with a function is one of the names that the function gives. In files it need not be: they
+    are read without such annotations, and a name may be known elsewhere.
+    """
     return _read(data, annotation, {}, path)
 
 
@@ -63,8 +90,8 @@ def is_default(record: Any, field: dataclasses.Field) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is a dataclass, and not the class itself."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Whether a value is a dataclass of settings, and not the class itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | GivenFunction)
 
 
 def _write(value: Any, path: str) -> Any:
@@ -80,11 +107,22 @@ def _write(value: Any, path: str) -> Any:
         return str(value)
     if type(value) is tuple:
         return [_write(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if callable(value):
+        return {_TYPE: GivenFunction.__name__, "name": name_function(value)}
     kind = type(value).__name__
     raise ValueError(
         f"{_place(path)}: a value of type {kind} cannot be stored, got {value!r}; "
-        "use text, a number, a tuple, a path, or a frozen dataclass"
+        "use text, a number, a tuple, a path, a function, or a frozen dataclass"
     )
+
+
+def name_function(function: Any) -> str:
+    """What a function is called, in a file and in messages: `exponential_decay.schedule`."""
+    if isinstance(function, GivenFunction):
+        return function.name
+    if isinstance(function, functools.partial):
+        return name_function(function.func)
+    return getattr(function, "__qualname__", type(function).__qualname__).replace(".<locals>", "")
 
 
 def _write_record(value: Any, path: str) -> dict[str, Any]:
@@ -98,6 +136,8 @@ def _write_record(value: Any, path: str) -> dict[str, Any]:
 
 
 def _read(data: Any, annotation: Any, registry: Registry, path: str) -> Any:
+    if get_origin(annotation) is Annotated and isinstance(data, str) and data not in choices(annotation):
+        raise _not_a_choice(path, data, choices(annotation))
     annotation = plain_annotation(annotation)
     if isinstance(data, dict):
         record = _read_record(data, registry, path)
@@ -115,9 +155,10 @@ def _read_record(data: dict[str, Any], registry: Registry, path: str) -> Any:
     if _TYPE not in data:
         raise ValueError(f"{_place(path)}: an object needs the name of its class under {_TYPE!r}, got {data!r}")
     name = data[_TYPE]
-    if not isinstance(name, str) or name not in registry:
+    known = {**registry, GivenFunction.__name__: GivenFunction}
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{_place(path)}: unknown class {name!r}; {suggestion(str(name), registry)}")
-    cls = registry[name]
+    cls = known[name]
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     for field in data:
         if field != _TYPE and field not in fields:
@@ -138,7 +179,11 @@ def _read_record(data: dict[str, Any], registry: Registry, path: str) -> Any:
 
 def _read_union(data: Any, annotation: Any, registry: Registry, path: str) -> Any:
     # The member of the very type of the value comes first, so that 3 stays whole where `float | int` is asked for.
-    members = sorted(get_args(annotation), key=lambda member: member is not type(data))
+    # What is read is never a function: those come from Python, and a file has a `GivenFunction` in their place.
+    readable = [member for member in get_args(annotation) if not is_function(member)]
+    if len(readable) == 1:
+        return _read(data, readable[0], registry, path)
+    members = sorted(readable, key=lambda member: member is not type(data))
     errors = []
     for member in members:
         try:
@@ -176,11 +221,9 @@ def _read_scalar(data: Any, annotation: Any, path: str) -> Any:
         if data is None:
             return None
     elif get_origin(annotation) is Literal:
-        choices = get_args(annotation)
-        if any(data == choice and kind is type(choice) for choice in choices):
+        if any(data == choice and kind is type(choice) for choice in get_args(annotation)):
             return data
-        hint = suggestion(str(data), [str(choice) for choice in choices])
-        raise ValueError(f"{_place(path)}: {data!r} is none of the choices; {hint}")
+        raise _not_a_choice(path, data, choices(annotation))
     elif annotation in (str, int, float, bool) and kind is annotation:
         return data
     elif annotation is float and kind is int and abs(data) <= 2**53:
@@ -197,15 +240,29 @@ def fits(record: Any, annotation: Any) -> bool:
         return True
     if get_origin(annotation) in (Union, types.UnionType):
         return any(fits(record, member) for member in get_args(annotation))
-    if annotation is Callable or get_origin(annotation) is Callable:
+    if is_function(annotation):
         return callable(record)
     if getattr(annotation, "_is_protocol", False) and not getattr(annotation, "_is_runtime_protocol", False):
         return True  # nobody can tell
     return isinstance(annotation, type) and isinstance(record, annotation)
 
 
+def is_function(annotation: Any) -> bool:
+    """Whether a field of this annotation holds a function."""
+    return annotation is Callable or get_origin(annotation) is Callable
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The texts that a field takes: those of a `Literal`, or by the function that text is annotated with."""
+    if get_origin(annotation) is Annotated:
+        return annotation.__metadata__[0]()
+    return tuple(str(choice) for choice in get_args(annotation))
+
+
 def plain_annotation(annotation: Any) -> Any:
-    """The annotation without type variables and without the parameters of a generic dataclass."""
+    """The annotation without type variables, notes, and the parameters of a generic dataclass."""
+    if get_origin(annotation) is Annotated:
+        return plain_annotation(annotation.__origin__)
     if isinstance(annotation, TypeVar) or annotation is object:
         return Any
     origin = get_origin(annotation)
@@ -223,6 +280,10 @@ def describe_annotation(annotation: Any) -> str:
     if wanted is None or get_args(annotation):
         wanted = str(annotation).replace("typing.", "")
     return wanted
+
+
+def _not_a_choice(path: str, value: Any, known: tuple[str, ...]) -> ValueError:
+    return ValueError(f"{_place(path)}: {value!r} is none of the choices; {suggestion(str(value), known)}")
 
 
 def _place(path: str) -> str:

@@ -21,7 +21,7 @@ from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
 from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
-from qemrl.training.config import RunConfig, configure, read_config
+from qemrl.training.config import RunConfig, configure, read_config, require_complete
 from qemrl.training.loops import describe_environment
 from qemrl.training.run_directory import RunDirectory, write_atomic
 
@@ -111,7 +111,10 @@ def prepare(config: RunConfig, path: Path) -> RunDirectory:
         ValueError: The environment is unknown or not one for this agent, or the folder holds something else.
     """
     if (path / "config.json").exists():
-        return RunDirectory(path)
+        there = RunDirectory(path)
+        if not there.done:
+            require_complete(config)
+        return there
     make_agent(config.agent, describe_environment(config))
     return RunDirectory.create(path, to_json(config), {"command": "compare"})
 

@@ -82,6 +82,11 @@ class Sweep:
         """The runs that are not finished, in the order of the grid."""
         return [status for status in self.statuses.values() if status.state is not State.FINISHED]
 
+    def find_doubts(self) -> list[str]:
+        """What can be said before they start about runs that will not learn, each thing once."""
+        doubts = {f"{each.run.arm} on {each.run.config.env}": each.run.config.find_doubts() for each in self.missing}
+        return [f"{runs}: {doubt}" for runs, found in doubts.items() for doubt in found]
+
     def drive(
         self,
         engine: Engine,

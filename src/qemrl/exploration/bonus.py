@@ -168,12 +168,23 @@ class BonusExploration(Exploration):
         """Actions, and the state from here on; evaluation leaves the state alone."""
         if evaluating:
             return mix_random(jnp.float32(self.evaluation), context, greedy_action(context), key), state
-        random_steps = context.learning_starts if self.random_steps is None else self.random_steps
-        counted = context.step if self.count_from == "start" else jnp.maximum(context.step - random_steps + 1, 0)
-        scores = jnp.mean(context.q, axis=1) + self.schedule(counted) * self.bonus(state, context)
-        warm_up = (context.step < random_steps).astype(jnp.float32)
+        factor, warm_up = self._factor_and_epsilon(context.step, context.learning_starts)
+        scores = jnp.mean(context.q, axis=1) + factor * self.bonus(state, context)
         actions = mix_random(warm_up, context, argmax_action(scores, context.mask), key)
         return actions, self.bonus.update(state, context, actions)
+
+    def _factor_and_epsilon(
+        self, step: Int[Array, ""], learning_starts: int
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """c_t, and the probability of a random action: one in the warm-up, then zero."""
+        random_steps = learning_starts if self.random_steps is None else self.random_steps
+        counted = step if self.count_from == "start" else jnp.maximum(step - random_steps + 1, 0)
+        return self.schedule(counted), (step < random_steps).astype(jnp.float32)
+
+    def scheduled(self, step: Int[Array, ""], learning_starts: int) -> dict[str, Float[Array, ""]]:
+        """The weight of the bonus, and the probability of a random action."""
+        factor, epsilon = self._factor_and_epsilon(step, learning_starts)
+        return {"explore/bonus_factor": factor, "explore/epsilon": epsilon}
 
     def intrinsic_reward(self, state: Any) -> Float[Array, " envs"] | None:
         """What the bonus adds to rewards."""

@@ -56,6 +56,11 @@ class Exploration(Protocol):
         """Raise unless it finds what it needs in what the representation holds."""
         del representation
 
+    def scheduled(self, step: Int[Array, ""], learning_starts: int) -> dict[str, Float[Array, ""]]:
+        """What depends on the number of steps alone, by tag, for a log."""
+        del step, learning_starts
+        return {}
+
 
 def mask_q(q: Float[Array, "*batch actions"], mask: Bool[Array, "*batch actions"] | None) -> Float[Array, "..."]:
     """Q with −∞ for actions that are not allowed: the statistic is masked, never the distribution."""
@@ -122,3 +127,8 @@ class EpsilonGreedy(Exploration):
         """A random action with probability ε."""
         epsilon = jnp.float32(self.evaluation) if evaluating else self.epsilon(context.step)
         return mix_random(epsilon, context, greedy_action(context), key), state
+
+    def scheduled(self, step: Int[Array, ""], learning_starts: int) -> dict[str, Float[Array, ""]]:
+        """ε."""
+        del learning_starts
+        return {"explore/epsilon": self.epsilon(step)}

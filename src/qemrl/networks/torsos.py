@@ -1,20 +1,75 @@
-"""Torsos: from an observation to features, chosen by what the observation is."""
+"""Torsos: from an observation to features, chosen by what the observation is, by name, or made by a function."""
 
 import functools
 import itertools
 import operator
+import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 from qemrl.networks.layers import Convolution, Dense, Key, LayerNorm
 from qemrl.types import EnvSpec, Part
 
-TorsoName = Literal["auto", "nature", "minatar", "mlp"]
+NetworkFunction = Callable[[EnvSpec, Key], Any]
+"""Makes an Equinox module that maps observations [batch, ...] to features [batch, n]; a class of modules is one."""
+
+BUILT_IN = ("auto", "nature", "minatar", "mlp")
+
+_REGISTERED: dict[str, NetworkFunction] = {}
+
+
+def torso_names() -> tuple[str, ...]:
+    """The torsos that there are in this program, by name."""
+    return (*BUILT_IN, *_REGISTERED)
+
+
+TorsoName = Annotated[str, torso_names]
+"""One of `torso_names`, as far as this program knows: a file may hold a name that another one has registered."""
+
+
+def register_network(name: str, function: NetworkFunction) -> None:
+    """Let a name stand for a network of your own, in the place of the torso: `--network.torso NAME`.
+
+    The name is known in this program only.
+
+    Args:
+        name: Letters, digits, dots, dashes and underscores.
+        function: From the environment's spec and a key to an Equinox module, which maps observations [batch, ...] to
+            features [batch, n].
+
+    Raises:
+        ValueError: The name is taken, or is not one.
+    """
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"a name has letters, digits, dots, dashes and underscores; got {name!r}")
+    if not callable(function) or isinstance(function, eqx.Module):
+        raise ValueError(f"a network is registered as a function that makes a module, got {function!r}")
+    if name in BUILT_IN or _REGISTERED.get(name, function) is not function:
+        raise ValueError(f"there is a network {name!r} already; choose another name for {function!r}")
+    _REGISTERED[name] = function
+
+
+def find_network(torso: TorsoName | NetworkFunction) -> str | NetworkFunction:
+    """The name of a built-in torso, or the function that makes a network.
+
+    Raises:
+        ValueError: No network of that name is known in this program.
+    """
+    if not isinstance(torso, str) or torso in BUILT_IN:
+        return torso
+    if torso not in _REGISTERED:
+        raise ValueError(
+            f"there is no network {torso!r} in this program, which knows {', '.join(torso_names())}; register it "
+            f"first: qemrl.register_network({torso!r}, function)"
+        )
+    return _REGISTERED[torso]
+
 
 NATURE_SIZE = 36
 """The fewest rows and columns that the Nature convolutions leave something of."""
@@ -113,10 +168,25 @@ class JoinedReaders(eqx.Module):
         return jnp.concatenate([reader(part) for reader, part in parts], axis=-1)
 
 
+class OwnNetwork(eqx.Module):
+    """A module that a `NetworkFunction` made: its arrays are learned, all else about it is fixed."""
+
+    arrays: Any
+    fixed: Any = eqx.field(static=True)
+
+    def __init__(self, module: Any) -> None:
+        arrays, self.fixed = eqx.partition(module, _is_array)
+        self.arrays = jax.tree.map(jnp.asarray, arrays)
+
+    def __call__(self, observation: Array) -> Float[Array, "batch features"]:
+        """The features of observations [batch, ...]."""
+        return eqx.combine(self.arrays, self.fixed)(observation).astype(jnp.float32)
+
+
 class Torso(eqx.Module):
     """What reads the observation, and dense layers behind it."""
 
-    reader: NatureConvolutions | MinAtarConvolution | Flatten | JoinedReaders
+    reader: NatureConvolutions | MinAtarConvolution | Flatten | JoinedReaders | OwnNetwork
     dense: Dense
 
     def __call__(self, observation: Array) -> Float[Array, "batch features"]:
@@ -145,14 +215,19 @@ def _read_floats(stored: UInt8[Array, "batch bytes"]) -> Float[Array, "batch n"]
 
 
 def make_torso(
-    name: TorsoName, spec: EnvSpec, key: Key, widths: tuple[int, ...] = (), layer_norm: bool = False
+    torso: TorsoName | NetworkFunction, spec: EnvSpec, key: Key, widths: tuple[int, ...] = (), layer_norm: bool = False
 ) -> Torso:
-    """The torso of that name; `auto` goes by the observation.
+    """The torso of that name, or with the network that a function makes in the place of what reads the observation.
 
-    Images of at least 36x36 pixels get the Nature torso, smaller ones the MinAtar torso, everything else dense layers
-    alone. Each part of a Dict or a Tuple has a reader of its own, and a name is that of the images' reader; the dense
-    layers read all of them. With `layer_norm`, every ReLU has a LayerNorm before it.
+    `auto` goes by the observation: images of at least 36x36 pixels get the Nature torso, smaller ones the MinAtar
+    torso, everything else dense layers alone. Each part of a Dict or a Tuple has a reader of its own, and a name is
+    that of the images' reader; the dense layers read all of them. With `layer_norm`, every ReLU has a LayerNorm before
+    it.
     """
+    name = find_network(torso)
+    if not isinstance(name, str):
+        network = _make_network(name, spec, key)
+        return Torso(network, Dense(num_features(network, spec), widths, layer_norm, jax.random.fold_in(key, 1)))
     images = [part.image_shape for part in spec.sections if part.image_shape is not None]
     if name in ("nature", "minatar") and not images:
         has = spec.observation_shape if len(spec.sections) == 1 else [part.shape for part in spec.sections]
@@ -195,6 +270,42 @@ def _make_part_reader(
 
 def _fits_nature(image: tuple[int, int, int]) -> bool:
     return min(image[:2]) >= NATURE_SIZE
+
+
+def _make_network(function: NetworkFunction, spec: EnvSpec, key: Key) -> OwnNetwork:
+    """The network that a function makes, once it is known to be one."""
+    module = function(spec, key)
+    name = getattr(function, "__name__", type(function).__name__)
+    if not isinstance(module, eqx.Module) or not callable(module):
+        raise ValueError(
+            f"the network {name} must be an Equinox module that can be called, got {type(module).__name__}"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(eqx.filter(module, _is_array)):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"the network {name} holds an array of {leaf.dtype} in {jax.tree_util.keystr(path)}, and only floats "
+                "can be learned; compute what is fixed when the module is called, or keep it as a tuple"
+            )
+    observation = jax.ShapeDtypeStruct((2, *spec.observation_shape), jnp.dtype(spec.observation_dtype))
+    try:
+        features = jax.eval_shape(lambda: module(jnp.zeros(observation.shape, observation.dtype)))
+    except Exception as error:
+        error.add_note(
+            f"The network {name} gets a batch of observations {observation.shape} of {observation.dtype} here; "
+            "jax.vmap makes one of a module for single observations."
+        )
+        raise
+    floats = isinstance(features, jax.ShapeDtypeStruct) and jnp.issubdtype(features.dtype, jnp.floating)
+    if not floats or features.ndim != 2 or features.shape[0] != 2:
+        raise ValueError(
+            f"the network {name} must map observations [batch, {', '.join(map(str, spec.observation_shape))}] to "
+            f"features [batch, n] of floats; two observations gave {features}"
+        )
+    return OwnNetwork(module)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def num_features(torso: Callable[[Array], Array], spec: EnvSpec) -> int:

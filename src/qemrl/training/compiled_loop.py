@@ -18,7 +18,7 @@ from qemrl.envs.jax.env import JaxEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
 from qemrl.training.evaluation import play_in_jax_env
 from qemrl.training.pytrees import flatten, unflatten
-from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
+from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never, read_schedules
 from qemrl.types import Step
 
 
@@ -166,10 +166,11 @@ class CompiledLoop:
 
     def _records(self, results: Any, evaluate: bool) -> list[Record]:
         accumulator, metrics, (returns, lengths) = jax.device_get((self.state.accumulator, *results))
+        now = read_schedules(self.agent, self.schedule, self.step)
         records = []
         for index, seed in enumerate(self.seeds):
             sums = jax.tree.map(lambda leaf, i=index: leaf[i], accumulator)
-            record: Record = {"step": self.step, "seed": seed, **sums.summarize()}
+            record: Record = {"step": self.step, "seed": seed, **sums.summarize(), **now}
             record |= {tag: float(value[index]) for tag, value in metrics.items()}
             if evaluate:
                 record |= {"eval/returns": returns[index].tolist(), "eval/lengths": lengths[index].tolist()}

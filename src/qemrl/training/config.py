@@ -12,11 +12,12 @@ from qemrl.agents.names import EnvFamily, mujoco_task
 from qemrl.agents.presets import PRESETS, AgentConfig
 from qemrl.config.override import convert, flatten, override
 from qemrl.config.registry import collect_classes
-from qemrl.config.serialize import from_json, to_json
+from qemrl.config.serialize import find_given, from_json, to_json
 from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
 from qemrl.envs.gym.catalog import is_atari
 from qemrl.envs.jax.registry import is_jax_env
+from qemrl.networks.torsos import find_network
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import StepSchedule, make_step_schedule
 
@@ -147,6 +148,22 @@ class RunConfig:
     def env_name(self) -> str:
         """The environment in a word, with its keyword arguments: what tables and figures call it."""
         return self.env + "".join(f" {name}={value}" for name, value in self.env_kwargs)
+
+    def find_doubts(self) -> list[str]:
+        """What can be said before the run starts about why it will not learn as it is."""
+        first, batch, capacity = self.schedule.first_update, self.agent.batch_size, self.agent.replay.capacity
+        if not self.schedule.updates_until(self.whole_steps):
+            why = "--learning-starts" if self.agent.learning_starts >= batch else "--batch-size"
+            return [
+                f"nothing will be learned: the first update comes after {first:,} steps ({why}), and the run has "
+                f"{self.whole_steps:,}"
+            ]
+        if batch > capacity:
+            return [
+                f"a batch of {batch:,} transitions (--batch-size) is larger than the replay, which holds {capacity:,} "
+                "(--replay.capacity): every batch repeats some of them"
+            ]
+        return []
 
     def next_stop(self, step: int) -> int:
         """The first step after `step` with a record or a checkpoint."""
@@ -292,10 +309,31 @@ def read_config(data: Any) -> RunConfig:
     return config
 
 
+def missing_functions(config: RunConfig) -> dict[str, str]:
+    """The names of the functions that a file could not keep, by the settings that they were handed over as."""
+    return {path.removeprefix("agent."): given.name for path, given in find_given(config)}
+
+
+def require_complete(config: RunConfig) -> None:
+    """Raise unless all functions of a configuration are there.
+
+    Raises:
+        ValueError: It was read from a file, and a function was handed over from Python or registered elsewhere.
+    """
+    missing = missing_functions(config)
+    if missing:
+        what = "; ".join(f"{setting} was handed over from Python as `{name}`" for setting, name in missing.items())
+        again = ", ".join(f'"{setting}": …' for setting in missing)
+        raise ValueError(
+            f"{what} and cannot be read from a file: give it again, qemrl.load(path, overrides={{{again}}})"
+        )
+    find_network(config.agent.network.torso)
+
+
 def create_run(path: Path, config: RunConfig, extra: Mapping[str, Any]) -> RunDirectory:
     """A new run in a folder, or the run of the same configuration that is there already.
 
-    One that was written before a field existed has the default there.
+    One that was written before a field existed has the default there. Functions are the same if their names are.
 
     Raises:
         RunExistsError: The folder holds a run of another configuration.
@@ -303,6 +341,6 @@ def create_run(path: Path, config: RunConfig, extra: Mapping[str, Any]) -> RunDi
     """
     with contextlib.suppress(ValueError):  # it says below what is wrong
         there = RunDirectory(path)
-        if read_config(there.config) == config:
+        if to_json(read_config(there.config)) == to_json(config):
             return there
     return RunDirectory.create(path, to_json(config), extra)

@@ -19,7 +19,7 @@ from qemrl.envs.gym.spaces import NonFiniteError
 from qemrl.replay.host import HostReplay
 from qemrl.training.evaluation import make_act, play_in_host_envs
 from qemrl.training.pytrees import flatten, unflatten
-from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never
+from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never, read_schedules
 from qemrl.types import Actions, Batch, Step
 
 BITS_AT_ONCE = 256
@@ -264,7 +264,8 @@ class HostLoop:
         accumulator = self.accumulator._replace(
             episodes=np.int32(self.episodes), returns=np.float32(self.return_sum), lengths=np.float32(self.length_sum)
         )
-        return {**accumulator.summarize(), **{tag: float(value) for tag, value in metrics.items()}}
+        now = read_schedules(self.agent, self.schedule, self.step)
+        return {**accumulator.summarize(), **now, **{tag: float(value) for tag, value in metrics.items()}}
 
     def _evaluate(self) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
         """Returns and lengths of evaluation episodes with the present parameters, played side by side."""

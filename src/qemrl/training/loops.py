@@ -23,7 +23,7 @@ from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
 from qemrl.training import checkpoint
 from qemrl.training.compiled_loop import CompiledLoop
-from qemrl.training.config import RunConfig
+from qemrl.training.config import RunConfig, require_complete
 from qemrl.training.evaluation import make_act, play_in_host_envs, play_in_jax_env
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.machine import require_memory
@@ -163,8 +163,9 @@ def make_loop(
 
     Raises:
         MemoryShortageError: The replay does not fit into memory.
-        ValueError: The environment is unknown, or not one for this agent.
+        ValueError: The environment is unknown, or not one for this agent; or a function is missing.
     """
+    require_complete(config)
     envs = make_envs(config, given) if envs is None else envs
     try:
         agent = make_agent(config.agent, envs.spec)

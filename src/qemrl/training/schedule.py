@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
 
+from qemrl.agents.agent import InspectableAgent
 from qemrl.networks.layers import Key
 
 Record = dict[str, Any]
@@ -71,6 +72,12 @@ def make_step_schedule(
         raise ValueError(f"target_every must be a multiple of the {num_envs} environments, got {target_every}")
     schedule = StepSchedule(num_envs, max(1, update_every // num_envs), max(1, num_envs // update_every), 0)
     return schedule._replace(first_update=schedule.whole(max(learning_starts, batch_size)))
+
+
+def read_schedules(agent: InspectableAgent, schedule: StepSchedule, step: int) -> dict[str, float]:
+    """What an agent has scheduled for the iteration that begins at `step`, by tag."""
+    now = agent.scheduled(jnp.int32(step), jnp.int32(schedule.updates_until(step)))
+    return {tag: float(value) for tag, value in now.items()}
 
 
 class LoopSettings(NamedTuple):

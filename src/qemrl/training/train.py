@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,10 @@ from qemrl.training.schedule import Record, Stop
 PROGRESS_EVERY = 0.2
 """Seconds between two calls of `Callback.on_progress`, at least."""
 
+FIRST, GROWTH, LARGE = 5, 1e4, 1e6
+"""A loss has grown without bound when it is larger than so many times the median of a run's first so many records, and
+larger than this. In all runs under results/ it is never larger than 335, nor than 620 times that median."""
+
 
 class Stopped(Exception):  # noqa: N818 - it is no error
     """The run was asked to stop; with a run directory, its state is saved."""
@@ -43,6 +48,35 @@ class Stopped(Exception):  # noqa: N818 - it is no error
 
 class NonFiniteTrainingError(Exception):
     """A reward, an observation or a loss was not finite."""
+
+
+class LossWatch:
+    """What says, once in a run, that the loss has grown without bound."""
+
+    def __init__(self, earlier: Iterable[Record]) -> None:
+        """What has seen the records before, about which nothing is said any more."""
+        self.first: dict[int, list[float]] = {}
+        self.told = False
+        for record in earlier:
+            self.find_growth([record])
+
+    def find_growth(self, records: list[Record]) -> str | None:
+        """What to say about these records, one for each seed."""
+        for record in records:
+            loss, first = record.get("train/loss"), self.first.setdefault(record["seed"], [])
+            if loss is None or self.told:
+                continue
+            if len(first) < FIRST:
+                first.append(loss)
+            elif loss > max(LARGE, GROWTH * statistics.median(first)):
+                self.told = True
+                return (
+                    f"seed {record['seed']}, step {record['step']:,}: the loss has grown from "
+                    f"{statistics.median(first):.3g} in the first records to {loss:.3g}, as it does in a run that "
+                    "diverges. Try a smaller learning rate (--optimizer.learning-rate), or limit the gradient's norm "
+                    "(--optimizer.max-gradient-norm)"
+                )
+        return None
 
 
 def train(
@@ -77,6 +111,9 @@ def train(
             loop = make_loop(config)
             stack.callback(loop.close)
         lost = [] if directory is None else _restore(loop, directory)
+        if directory is not None:  # else the steps are those of one call, and others may follow
+            for doubt in config.find_doubts():
+                warnings.warn(doubt, stacklevel=2)
         reason: Reason = "failed"
         try:
             told.on_start(config, loop, lost)
@@ -128,9 +165,12 @@ class _Run:
     best: float = field(init=False)
     """The best mean over the seeds of an evaluation so far."""
 
+    watch: LossWatch = field(init=False)
+
     def __post_init__(self) -> None:
-        means = _average_evaluations([] if self.directory is None else self.directory.read_metrics())
-        self.best = max(means.values(), default=-math.inf)
+        earlier = [] if self.directory is None else self.directory.read_metrics()
+        self.best = max(_average_evaluations(earlier).values(), default=-math.inf)
+        self.watch = LossWatch(earlier)
 
     def advance_to_end(self) -> None:
         """Run until all steps are done or a callback asks to stop."""
@@ -184,6 +224,9 @@ class _Run:
                     write_episodes(self.directory, step, played)
                 self.directory.append(record)
             self.directory.append_timing({"step": step, "time/fps": rate, "machine": summarize_machine()})
+        growth = self.watch.find_growth(records)
+        if growth is not None:
+            warnings.warn(growth, stacklevel=5)
         for mean in _average_evaluations(records).values():
             if mean > self.best:
                 self.best = mean

@@ -118,7 +118,7 @@ def read_range(given: Any, config: RunConfig, name: str) -> Range:
             f"range.{name} must be low:high, low:high:log or two or more choices a,b,c; got {given!r}. To set "
             f"{name} for all trials, leave out `range.`"
         )
-    values = tuple(_read_choice(choice, annotation, name) for choice in choices)
+    values = tuple(read_plain(choice, annotation, f"range.{name}") for choice in choices)
     if len(set(map(repr, values))) < len(values):
         raise ValueError(f"range.{name}: a choice is there twice, got {given!r}")
     return Choices(values)
@@ -140,13 +140,11 @@ def _read_bounds(text: str, annotation: Any, name: str) -> Bounds:
     return Bounds(low, high, bool(rest))
 
 
-def _read_choice(choice: Any, annotation: Any, name: str) -> Value:
-    """A choice as its field holds it, if a file can hold that too; else as it is written."""
-    text = choice.strip() if isinstance(choice, str) else choice
-    if isinstance(text, list):  # of a file: a tuple, as the command line has it
-        text = " ".join(map(str, text))
+def read_plain(given: Any, annotation: Any, name: str) -> Value:
+    """A value as its field holds it, if that is a number, text or nothing; else as it is written."""
+    text = " ".join(map(str, given)) if isinstance(given, list) else given.strip() if isinstance(given, str) else given
     kinds = {str, int, float, bool, type(None)}
     if not kinds & set(union_members(annotation)):
         return text
-    value = convert(text, annotation, f"range.{name}")
+    value = convert(text, annotation, name)
     return value if type(value) in kinds else text

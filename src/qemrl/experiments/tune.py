@@ -21,7 +21,7 @@ import csv
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import URL
 
 from qemrl.config.serialize import to_json
-from qemrl.experiments.compare import evaluate_often
+from qemrl.experiments.compare import INTERVALS, evaluate_often
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.ranges import Bounds, Range
@@ -60,8 +60,6 @@ UNPRUNED_SHARE = 1 / 3
 
 BEST_SHARE = 0.25
 """The share of the finished trials that importance is about: what sets them apart from the others."""
-
-INTERVALS = ("log_every", "evaluate_every", "checkpoint_every")
 
 TrialStateName = Literal["running", "failed", "waiting", "finished", "pruned"]
 
@@ -321,7 +319,7 @@ class Tuner:
     def _is_pruned(self, trial: _OpenTrial) -> bool:
         """Whether the best evaluation so far is below the median of the finished trials at the latest step."""
         pruner = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, self._unpruned_steps)
-        return pruner.prune(self._study, self._freeze(trial.params, trial.means))
+        return bool(pruner.prune(self._study, self._freeze(trial.params, trial.means)))
 
     def _end(self, number: int, by_seed: Sequence[float] | None = None, cause: str | None = None) -> None:
         """Store the end of a trial: with the values of its seeds if it is finished, else as pruned."""
@@ -429,13 +427,6 @@ def rank(statuses: Sequence[TrialStatus]) -> list[TrialStatus]:
     return sorted(finished, key=lambda status: -(status.value or 0.0))
 
 
-def shorten_names(names: Iterable[str]) -> dict[str, str]:
-    """The last words of dotted names, where they tell them apart."""
-    names = list(names)
-    last = [name.rpartition(".")[2] for name in names]
-    return {name: short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)}
-
-
 def write_results(tuner: Tuner) -> list[Path]:
     """Save the best configuration, a table of all trials and the figures, once a trial is finished; returns paths."""
     folder, statuses, best = tuner.folder, tuner.statuses, tuner.best
@@ -462,9 +453,7 @@ def write_results(tuner: Tuner) -> list[Path]:
     paths += style.save(draw_history(points, title), folder, "history")
     importance = tuner.importance()
     if importance:
-        short = shorten_names(importance)
-        shown = {short[name]: share for name, share in importance.items()}
-        paths += style.save(draw_importance(shown, BEST_SHARE, title), folder, "importance")
+        paths += style.save(draw_importance(importance, BEST_SHARE, title), folder, "importance")
     return paths
 
 
@@ -479,7 +468,8 @@ def _format_best(tuner: Tuner, best: TrialStatus) -> str:
         *(f"{name} = {_toml(value)}" for name, value in data.items()),
         "",
         "[overrides]",
-        *(f"{_toml(name)} = {_toml(value)}" for name, value in overrides.items()),
+        # Dotted names are text: a part and a setting of it may both be there.
+        *(f"{_toml(name) if '.' in name else name} = {_toml(value)}" for name, value in overrides.items()),
     ]
     return "\n".join(lines) + "\n"
 

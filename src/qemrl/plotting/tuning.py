@@ -58,7 +58,7 @@ def draw_importance(shares: Mapping[str, float], best_share: float, title: str) 
         figure = Figure(figsize=(5.2, 0.9 + 0.3 * len(ranked)), layout="constrained")
         axis = figure.subplots()
         bars = axis.barh(
-            [name.replace("_", " ") for name, _ in ranked],
+            [name for name, _ in ranked],
             [share for _, share in ranked],
             height=0.62,
             color=style.COLORS["blue"],

@@ -272,6 +272,7 @@ def test_a_file_gives_settings_and_options_beside_it_win(capsys, tmp_path, monke
         (CONFIG.replace("discount", "discuont"), ("qr-dqn",), "did you mean 'discount'?"),
         (f"colour = 1\n{CONFIG}", ("qr-dqn",), "a grid has no key 'colour'"),
         (CONFIG, ("qr-dqn", "--config"), "--config needs a file"),
+        (CONFIG.replace("CartPole", "os:CartPole"), ("qr-dqn",), "if you trust it, say --env os:CartPole-v1"),
     ):
         Path("grid.toml").write_text(text)
         assert message in fails(capsys, "train", *words, *([] if "--config" in words else ["--config", "grid.toml"]))

@@ -275,6 +275,8 @@ def _read_file(file: str, preset: str | None, options: dict[str, Any]) -> tuple[
     for found, what, option in ((grid.presets, preset, "a preset"), (grid.envs, options.get("env"), "--env")):
         require(what is not None or len(found) == 1, f"{file} has {', '.join(found)}; say which with {option}")
     arm, env = preset or grid.presets[0], options.get("env") or grid.envs[0]
+    trusted = "env" in options or ":" not in env
+    require(trusted, f"{env} of {file} would import a module, which can do anything; if you trust it, say --env {env}")
     first, count = grid.seed_list[0], len(grid.seed_list)
     consecutive = grid.seed_list == tuple(range(first, first + count))
     require(

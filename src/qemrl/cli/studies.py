@@ -42,6 +42,7 @@ DEMO_SEEDS = 2
 COMPARE_OPTIONS = {
     "out": ("DIR", "The folder for the runs, figure.png, figure.svg, data.csv and comparison.json."),
     "env": ("ID", "The environment; may be left out if all runs are there."),
+    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "steps": ("N", "How many steps each seed learns for; may be left out if all runs are there."),
     "num_seeds": ("K", "How many seeds each preset gets, all of them at once; 3 for new runs."),

@@ -20,6 +20,7 @@ from rich.table import Table
 from qemrl.cli.console import UsageError, print_table, require, require_folder, table, usage
 from qemrl.cli.runs import describe_defaults, format_help, read_options, take_preset
 from qemrl.cli.sweep import EngineOptions
+from qemrl.extras import how_to_install
 
 if TYPE_CHECKING:
     from qemrl.experiments.ranges import Range
@@ -55,6 +56,7 @@ class TuneOptions:
 
 BEFORE = {
     "env": ("ID", "The environment."),
+    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
 }
 AFTER = {
@@ -100,10 +102,8 @@ def tune(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = 
     if asks_help:
         print(_describe(config, preset, env, ranges))
         return
-    require(
-        importlib.util.find_spec("optuna") is not None,
-        "`qemrl tune` needs a package that is not installed; run: pip install 'qemrl[tune]'",
-    )
+    there = importlib.util.find_spec("optuna") is not None
+    require(there, f"`qemrl tune` needs a package that is not installed; {how_to_install('tune')}")
     engine.check()
     for name in ("trials", "num_seeds", "workers"):
         value = getattr(options, name)
@@ -209,7 +209,7 @@ def _run(
         ):
             workers = options.workers or max(1, started.cores // (options.num_seeds * engine.cpus_per_run))
             about = f"{options.trials} trials of {options.num_seeds} seeds, {workers} at a time"
-            print(f"tuning {config.preset} on {config.env} in {options.out}: {about}", flush=True)
+            print(f"tuning {config.preset} on {config.env_name} in {options.out}: {about}", flush=True)
             with _watch(options.trials, list(ranges)) as watch:
                 tuner.drive(started, needs, workers, watch, lambda: bool(signals))
     _conclude(tuner, signals)

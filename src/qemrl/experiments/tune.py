@@ -95,6 +95,9 @@ class Tuning:
         for name in self.ranges:
             if name in self.overrides:
                 raise ValueError(f"{name} has a range and a value, {self.overrides[name]!r}; give one of them")
+        for name, value in self.overrides.items():
+            if name.startswith("env_kwargs.") and value is None:
+                raise ValueError(f"{name} is none, which best.toml could not hold; leave it out")
         self.grid(self.preset, {}).runs()
         first = {name: each.ends[0] for name, each in self.ranges.items()}
         for name, each in self.ranges.items():
@@ -449,7 +452,7 @@ def write_results(tuner: Tuner) -> list[Path]:
         for each in statuses
         if each.state in kinds and each.value is not None
     ]
-    title = f"{tuner.tuning.preset} on {tuner.tuning.env}"
+    title = f"{tuner.tuning.preset} on {tuner.tuning.config.env_name}"
     paths += style.save(draw_history(points, title), folder, "history")
     importance = tuner.importance()
     if importance:

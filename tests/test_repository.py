@@ -67,7 +67,16 @@ def test_a_setting_that_no_source_states_is_an_error():
 def test_the_python_examples_of_all_pages_run():
     """In a process of their own, in which nothing is checked that users do not have checked."""
     program = ""
-    pages = ("agents", "architecture", "callbacks", "estimators", "observations", "own-environment", "tabular", "tuning")
+    pages = (
+        "agents",
+        "architecture",
+        "callbacks",
+        "estimators",
+        "observations",
+        "own-environment",
+        "tabular",
+        "tuning",
+    )
     for page in ("README.md", *(f"docs/{name}.md" for name in pages)):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
         assert blocks, page

@@ -76,6 +76,7 @@ def test_the_python_examples_of_all_pages_run():
         "observations",
         "own-environment",
         "tabular",
+        "tuning",
     )
     for page in ("README.md", *(f"docs/{name}.md" for name in pages)):
         blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -241,6 +241,44 @@ def test_a_run_that_is_being_written_is_not_written_twice(run, tmp_path, capsys)
         assert "is being written by process" in fails(capsys, "resume", str(folder))
 
 
+CONFIG = """
+presets = ["qr-dqn", "qr-dqn+double"]
+envs = ["CartPole-v1"]
+seeds = [4, 5]
+steps = 60
+
+[overrides]
+discount = 0.9
+"exploration.final" = 0.2
+
+[overrides."qr-dqn+double"]
+double = true
+"""
+
+
+def test_a_file_gives_settings_and_options_beside_it_win(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("grid.toml").write_text(CONFIG)
+    said = helped(capsys, "train", "qr-dqn+double", "--config", "grid.toml", "--discount", "0.8", "--help")
+    for text in ("γ. (default: 0.8)", "The final ε. (default: 0.2)", "The first seed. (default: 4)", "(default: 60)"):
+        assert text in said
+    assert "(double Q-learning). (default: true)" in said
+    said = helped(capsys, "train", "qr-dqn+double", "--config", "grid.toml", "--no-double", "--help")
+    assert "(double Q-learning). (default: false)" in said
+    for text, words, message in (
+        (CONFIG, (), "grid.toml has qr-dqn, qr-dqn+double; say which with a preset"),
+        (CONFIG.replace("4, 5", "4, 6"), ("qr-dqn",), "a run has consecutive ones; give --seed and --num-seeds"),
+        (CONFIG.replace("discount", "discuont"), ("qr-dqn",), "did you mean 'discount'?"),
+        (f"colour = 1\n{CONFIG}", ("qr-dqn",), "a grid has no key 'colour'"),
+        (CONFIG, ("qr-dqn", "--config"), "--config needs a file"),
+        (CONFIG.replace("CartPole", "os:CartPole"), ("qr-dqn",), "if you trust it, say --env os:CartPole-v1"),
+    ):
+        Path("grid.toml").write_text(text)
+        assert message in fails(capsys, "train", *words, *([] if "--config" in words else ["--config", "grid.toml"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["grid.toml"]
+
+
 def helped(capsys, *arguments: str) -> str:
     with contextlib.suppress(SystemExit):
         main(arguments)

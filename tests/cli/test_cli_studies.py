@@ -73,6 +73,22 @@ def test_an_agent_without_distributions_is_said_to_have_none(tmp_path, capsys, m
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"figure.png", "figure.svg", "data.csv"}
 
 
+def test_the_help_of_compare_names_its_options_and_those_of_train(capsys, monkeypatch):
+    from qemrl.cli import app as cli
+
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main(["compare", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "qemrl compare PRESET PRESET",
+        "--out DIR",
+        "--num-seeds K",
+        "--settings NAME",
+        "setting of `qemrl train`",
+    ):
+        assert text in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,6 +96,12 @@ def test_an_agent_without_distributions_is_said_to_have_none(tmp_path, capsys, m
         (("compare", "qr-dqn", "qem-dq", "--env", "probe/1", "--steps", "10", "--out", "o"), "did you mean 'qem-dqn'"),
         (("compare", "qr-dqn", "qem-dqn", "--out", "o"), "there is no run in o/qr-dqn yet; to train it, say --env"),
         (("compare", "qr-dqn", "dqn", "--env", "prob/1", "--steps", "9", "--out", "o"), "prob/1"),
+        (("compare", "qr-dqn", "dqn", "--env", "probe/1", "--steps", "10"), "name a folder for the comparison: --out"),
+        (("compare", "dqn", "c51", "--env", "probe/1", "--steps", "x", "--out", "o"), "steps: expects int | None"),
+        (
+            ("compare", "c51", "dqn", "--env", "probe/1", "--steps", "9", "--out", "o", "--batchsize", "8"),
+            "c51: there is no setting 'batchsize' here; did you mean 'batch_size'?",
+        ),
         (("show", "nowhere"), "nowhere holds no run"),
         (("show", "nowhere", "--moments", "0"), "--moments must be between 1 and 12; got 0"),
         (("demo", "--steps", "0"), "steps must be at least 1, got 0"),

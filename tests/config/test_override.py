@@ -16,7 +16,7 @@ from qemrl.agents.names import ACTOR_CRITICS, SUMMARIES
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.target_networks import EMA
 from qemrl.agents.value import ValueConfig
-from qemrl.cli.runs import _read_options
+from qemrl.cli.runs import NOT_SETTINGS, read_options
 from qemrl.config.describe import list_settings
 from qemrl.config.override import override
 from qemrl.config.registry import AXES, collect_classes
@@ -42,7 +42,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def from_words(preset: str, env: str, words: str) -> RunConfig:
-    return configure(preset, env, 1000, overrides=_read_options(shlex.split(words)))
+    return configure(preset, env, 1000, overrides=read_options(shlex.split(words), NOT_SETTINGS))
 
 
 def from_grid(preset: str, env: str, settings: dict[str, Any]) -> RunConfig:

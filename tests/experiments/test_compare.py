@@ -180,6 +180,26 @@ def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
             plan(asked, tmp_path)
 
 
+def test_settings_hold_for_all_presets_and_must_exist_for_all(tmp_path):
+    presets = ("dqn", "qr-dqn")
+    settings = {"optimizer.learning-rate": "1e-2", "log_every": 200, "evaluate_every": 200}
+    asked = ComparisonRequest(presets, ENV, 400, overrides=settings)
+    plain = plan(replace(asked, overrides={}), tmp_path)
+    for config, before in zip(plan(asked, tmp_path), plain, strict=True):
+        agent = replace(before.agent, optimizer=replace(before.agent.optimizer, learning_rate=1e-2))
+        assert config.agent == agent
+        assert (config.evaluate_every, before.evaluate_every) == (200, 20)
+    lacking = replace(asked, overrides={"representation.num_quantiles": 8})
+    with pytest.raises(ValueError, match=r"dqn: there is no setting 'representation.num_quantiles' here"):
+        plan(lacking, tmp_path)
+    for config in plain:
+        prepare(config, tmp_path / config.preset)
+    same = replace(asked, overrides={"discount": 0.99})
+    assert plan(same, tmp_path) == plain
+    with pytest.raises(ValueError, match=r"other settings: agent.optimizer.learning_rate is 0.001 there, but 0.01"):
+        plan(replace(asked, overrides={"optimizer.learning_rate": 1e-2}), tmp_path)
+
+
 def test_short_runs_are_evaluated_often_and_long_ones_as_their_family_has_it():
     long = configure("qr-dqn", "minatar/breakout", 1_000_000)
     assert evaluate_often(long) == long

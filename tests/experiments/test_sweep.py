@@ -190,6 +190,10 @@ class Pretended:
         self.order: list[Path] = []
         self.stopped = False
 
+    @property
+    def cores(self) -> int:
+        return 2
+
     def has_room(self, needs: Needs) -> bool:
         return len(self.going) < 2 and needs.memory_bytes < 100
 
@@ -205,6 +209,9 @@ class Pretended:
         path = self.going.pop(0)
         (path / "DONE").write_text("{}")
         return [EndedRun(path, None)]
+
+    def interrupt(self, path: Path) -> None:
+        self.going.remove(path)
 
     def stop(self) -> None:
         self.stopped = True

@@ -253,8 +253,8 @@ def test_a_run_whose_environment_was_handed_over_is_not_resumed_by_a_command(tmp
     ],
 )
 def test_keyword_arguments_are_what_they_look_like(text, value):
-    from qemrl.cli.runs import _read_options
+    from qemrl.cli.runs import NOT_SETTINGS, read_options
     from qemrl.training.config import configure
 
-    options = _read_options([f"--env-kwargs.a-name={text}"])
+    options = read_options([f"--env-kwargs.a-name={text}"], NOT_SETTINGS)
     assert configure("qr-dqn", "CartPole-v1", 100, overrides=options).env_kwargs == (("a_name", value),)

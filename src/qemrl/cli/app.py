@@ -21,6 +21,7 @@ from qemrl.cli import runs as cli_runs
 from qemrl.cli.console import UsageError, print_table, require, require_folder, show_status, table
 from qemrl.cli.studies import compare, demo, report, show
 from qemrl.cli.sweep import sweep
+from qemrl.cli.tune import tune
 from qemrl.config.suggestions import nearest
 from qemrl.experiments.statistics import Interval
 
@@ -177,9 +178,13 @@ COMMANDS: dict[str, Any] = {
     "evaluate": cli_runs.evaluate,
     "export": cli_runs.export,
     "sweep": sweep,
+    "tune": tune,
     "report": report,
     "reproduce": reproduce,
 }
+
+OPEN_COMMANDS = ("train", "compare", "tune")
+"""Commands that take every setting as an option: which there are depends on their arguments, which they read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -190,8 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         _check_command(arguments)
-        if arguments[:1] == ["train"]:  # its options depend on its arguments
-            cli_runs.train(arguments[1:])
+        if arguments[:1] and arguments[0] in OPEN_COMMANDS:
+            COMMANDS[arguments[0]](arguments[1:])
         else:
             _app().cli(prog="qemrl", description=qemrl.__doc__, args=arguments)
     except BrokenPipeError:  # `qemrl list | head`: nobody is left to tell

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,6 +46,8 @@ qemrl train PRESET --env ID --help shows them all. The most important ones:
   --num-seeds K      how many seeds: S, S + 1, …
   --num-envs E       environments side by side, for each seed
   --out DIR          the folder of the run; by default runs/PRESET/ENV/seed_S
+  --config FILE      preset, environment and settings from a TOML file: a grid of one run, such as the best.toml of
+                     `qemrl tune`; options beside it win
   --exploration NAME how value agents explore: epsilon-greedy, dltv, count and others, which --help names
   --estimator NAME   how quantiles become Q, or a risk measure in its place: a name of `qemrl list`
   --protocol NAME    how an Atari game is played: paper, sb3, machado and others
@@ -63,7 +65,11 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
 
     words = [word for word in arguments if word not in ("-h", "--help")]
     asks_help = len(words) < len(arguments)
-    preset = _take_preset(words, list(PRESETS))
+    preset = take_preset(words, list(PRESETS))
+    with usage():
+        options = read_options(words, NOT_SETTINGS)
+        if "config" in options:
+            preset, options = _read_file(options.pop("config"), preset, options)
     if preset is None:
         require(asks_help, f"name a preset first: qemrl train PRESET --env ID; presets: {', '.join(PRESETS)}")
         print(USAGE)
@@ -73,7 +79,6 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         print_table(shown)
         return
     with usage():
-        options = _read_options(words)
         env = options.pop("env", None)
         out, tensorboard = options.pop("out", None), convert(options.pop("tensorboard", False), bool, "tensorboard")
         wandb = _take_wandb(options)
@@ -82,7 +87,8 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
         config = configure(preset, known, default_steps(known), overrides=options)
         require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
     if asks_help:
-        print(_format_help(config, env))
+        about = f"Train {preset}; the defaults are {describe_defaults(env)}."
+        print(format_help(config, f"qemrl train {preset} --env {env or 'ID'} [options]", about, NOT_SETTINGS))
     else:
         _start(config, None if out is None else Path(out), tensorboard, wandb)
 
@@ -261,7 +267,36 @@ def _summary(returns: Any) -> dict[str, float]:
     return {name: float(getattr(returns, name)()) for name in ("mean", "std", "min", "max")}
 
 
-def _take_preset(words: list[str], presets: list[str]) -> str | None:
+def _read_file(file: str, preset: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Preset and options with what a grid's file says about them; what is given wins."""
+    from qemrl.experiments.grid import read_grid
+
+    require(file != "", "--config needs a file")
+    grid = read_grid(file)
+    for found, what, option in ((grid.presets, preset, "a preset"), (grid.envs, options.get("env"), "--env")):
+        require(what is not None or len(found) == 1, f"{file} has {', '.join(found)}; say which with {option}")
+    arm, env = preset or grid.presets[0], options.get("env") or grid.envs[0]
+    trusted = "env" in options or ":" not in env
+    require(trusted, f"{env} of {file} would import a module, which can do anything; if you trust it, say --env {env}")
+    first, count = grid.seed_list[0], len(grid.seed_list)
+    consecutive = grid.seed_list == tuple(range(first, first + count))
+    require(
+        consecutive or {"seed", "num_seeds"} <= set(options),
+        f"{file} has the seeds {grid.seed_list}, and a run has consecutive ones; give --seed and --num-seeds",
+    )
+    switched = {_switch(name) for name in options}
+    settings = {name: value for name, value in grid.settings(arm, env).items() if _switch(name) not in switched}
+    run = {"env": env, "steps": grid.steps, "seed": first, "num_seeds": count}
+    return arm.partition("+")[0], {**run, **settings, **options}
+
+
+def _switch(name: str) -> str:
+    """The setting that an option sets: `no_double` is `double`."""
+    above, dot, last = name.rpartition(".")
+    return f"{above}{dot}{last.removeprefix('no_')}"
+
+
+def take_preset(words: list[str], presets: list[str]) -> str | None:
     """The preset, taken out of the words: the first of them, or one that is called so."""
     if words and not words[0].startswith("-"):
         return words.pop(0)
@@ -277,6 +312,7 @@ NOT_SETTINGS = {
     "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
+    "config": ("FILE", "A TOML file with a grid of one run; options beside it win."),
     "tensorboard": ("", "Write event files for TensorBoard, too."),
     "wandb": ("PROJECT", "Track the run in this project of Weights & Biases, too."),
     "wandb_entity": ("NAME", "Whose project it is."),
@@ -287,21 +323,25 @@ NOT_SETTINGS = {
 """Options of `train` that are no settings of the run: what they take, and what they are."""
 
 
-def _read_options(words: Sequence[str]) -> dict[str, Any]:
+def read_options(words: Sequence[str], own: Collection[str]) -> dict[str, Any]:
     """The text behind each option, by the option's name; of one that is there twice the last.
 
     What an environment is made with has no type that is known here: it is what it looks like.
+
+    Args:
+        words: The command line.
+        own: The options of the command that are no settings: one that is almost so called is a mistake.
     """
     from qemrl.config.suggestions import nearest
 
-    options: dict[str, str] = {}
+    options: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")
-            typo = name not in NOT_SETTINGS and "." not in name and nearest(name, NOT_SETTINGS, cutoff=0.8)
-            require(not typo, f"there is no option --{name}; did you mean --{typo}?")
+            typo = None if name in own or "." in name else nearest(name, own, cutoff=0.8)
+            require(typo is None, f"there is no option --{name}; did you mean --{(typo or '').replace('_', '-')}?")
             options[name] = value
         else:
             require(bool(name), f"`{word}` stands alone; options begin with --")
@@ -343,22 +383,31 @@ def _make_tracker(
     return WandbCallback(project, entity, group, tags, "offline" if offline else None)
 
 
-def _format_help(config: "RunConfig", env: str | None) -> str:
-    """Every option of a configuration, with its type, its default and what its class says about it."""
+def describe_defaults(env: str | None) -> str:
+    """Which defaults a help shows."""
+    return f"those for {env}" if env else "those of small tasks; give --env for others"
+
+
+def format_help(config: "RunConfig | None", usage_line: str, about: str, own: Mapping[str, tuple[str, str]]) -> str:
+    """The options of a command, then every setting of a run with its type, its default and what its class says.
+
+    Args:
+        config: The run; None leaves settings out.
+        usage_line: The command.
+        about: What it does.
+        own: Its options that are no settings: what they take, and what they are.
+    """
     from qemrl.config.describe import list_settings
 
-    preset = config.preset
-    about = (
-        f"Train {preset}; the defaults are those {f'for {env}' if env else 'of small tasks; give --env for others'}."
-    )
-    usage_line = f"qemrl train {preset} --env {env or 'ID'} [options]"
     shown = argparse.ArgumentParser(prog="qemrl", usage=usage_line, description=about, add_help=False)
-    for name, (kind, text) in NOT_SETTINGS.items():
+    for name, (kind, text) in own.items():
         takes: dict[str, Any] = {"metavar": kind} if kind else {"action": "store_true"}
-        shown.add_argument(f"--{name.replace('_', '-')}", help=text, **takes)
-    for group in list_settings(config):
+        shown.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **takes)
+    for group in () if config is None else list_settings(config):
         section = shown.add_argument_group(f"{group.title} options", group.doc or None)
         for setting in group.settings:
+            if setting.name in own:
+                continue
             option = f"--{setting.name.replace('_', '-')}"
             text = f"{setting.doc} (default: {setting.default})".strip().replace("%", "%%")
             if setting.kind == "BOOL":

@@ -1,5 +1,6 @@
 """The commands that compare runs or look at what they learned: `compare`, `demo`, `show` and `report`."""
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from qemrl.cli.console import (
     table,
     usage,
 )
+from qemrl.cli.runs import format_help, read_options
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
@@ -37,37 +39,65 @@ DEMO_ENV = "minatar/breakout"
 DEMO_SEEDS = 2
 
 
-def compare(
-    presets: Positional[tuple[str, ...]],
-    out: Path,
-    env: str | None = None,
-    steps: Steps | None = None,
-    num_seeds: int | None = None,
-    seed: int | None = None,
-) -> None:
+COMPARE_OPTIONS = {
+    "out": ("DIR", "The folder for the runs, figure.png, figure.svg, data.csv and comparison.json."),
+    "env": ("ID", "The environment; may be left out if all runs are there."),
+    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
+    "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
+    "steps": ("N", "How many steps each seed learns for; may be left out if all runs are there."),
+    "num_seeds": ("K", "How many seeds each preset gets, all of them at once; 3 for new runs."),
+    "seed": ("S", "The first seed; 0 for new runs."),
+}
+"""Options of `compare` besides the settings of `train`."""
+
+
+def compare(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESETS")] = ()) -> None:
     """Train presets on an environment and compare them: a table with intervals, a figure of the learning curves.
 
     Each preset has a run directory of its name in the folder. What is there already is not trained again; what was
     interrupted is resumed. The differences are against the first preset, over pairs of seeds.
-
-    Args:
-        presets: Two or more names of `qemrl list`.
-        out: The folder for the runs, figure.png, figure.svg, data.csv and comparison.json.
-        env: The id of the environment; may be left out if all runs are there.
-        steps: How many steps each seed learns for; may be left out if all runs are there.
-        num_seeds: How many seeds each preset gets, all of them at once; 3 for new runs.
-        seed: The first seed; 0 for new runs.
     """
-    require_folder(out)
+    words = [word for word in arguments if word not in ("-h", "--help")]
+    if len(words) < len(arguments):
+        print(_describe_compare())
+        return
+    presets = _take_presets(words)
+    from qemrl.config.override import convert
     from qemrl.experiments.compare import ComparisonRequest, plan
     from qemrl.training.config import configure
 
     with usage():
-        configs = plan(ComparisonRequest(presets, env, steps, seed, num_seeds), out)
-    for config in configs:
-        if config.agent != configure(config.preset, config.env, config.steps).agent:
-            print(f"note: {out / config.preset} has settings of its own, see its config.json")
-    _complete_and_report(configs, out)
+        options = read_options(words, COMPARE_OPTIONS)
+        out, env = options.pop("out", ""), options.pop("env", None)
+        require(out != "", "name a folder for the comparison: --out DIR")
+        require(env != "", "--env needs a value")
+        require_folder(Path(out))
+        counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
+        numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
+        configs = plan(ComparisonRequest(presets, env, **numbers, overrides=options), Path(out))
+        for config in configs:
+            if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
+                print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")
+    _complete_and_report(configs, Path(out))
+
+
+def _take_presets(words: list[str]) -> tuple[str, ...]:
+    """The presets, taken out of the words: those before the first option, or else all that are called so."""
+    from qemrl.agents.names import SUMMARIES
+
+    count = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    found = words[:count] or [word for word in words if word in SUMMARIES]
+    words[:] = words[count:] if count else [word for word in words if word not in SUMMARIES]
+    return tuple(found)
+
+
+def _describe_compare() -> str:
+    """The help of `compare`."""
+    about = (
+        f"{inspect.cleandoc(compare.__doc__ or '')} Every other setting of `qemrl train` is an option, too, and holds "
+    )
+    about += "for all presets, which must have it: qemrl train PRESET --env ID --help shows them."
+    return format_help(None, "qemrl compare PRESET PRESET … --env ID --steps N --out DIR", about, COMPARE_OPTIONS)
 
 
 def demo(out: Path = Path("demo"), steps: Steps = 100_000, seed: int = 0) -> None:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +22,68 @@ if TYPE_CHECKING:
     from qemrl.experiments.engines import Engine, Needs
     from qemrl.experiments.forecast import Forecast
     from qemrl.experiments.sweep import RunStatus, Sweep
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What executes runs, and what each of them gets."""
+
+    engine: Literal["local", "ray"] = "local"
+    """`local` is a process for each core of this machine, `ray` a Ray cluster."""
+
+    address: str | None = None
+    """The Ray cluster, HOST:PORT or `auto`; without it one is started here, on the loopback interface."""
+
+    cores: int | None = None
+    """How many cores of this machine to use; all by default."""
+
+    cpus_per_run: int = 1
+    """Cores, and threads, of each run; results are the same, byte for byte, only for the same number."""
+
+    gpus_per_run: float = 0.0
+    """GPUs of each run, for Ray."""
+
+    memory_per_run: float | None = None
+    """Gigabytes that are set aside for each run; estimated from its replay by default."""
+
+    retries: int = 10
+    """How often Ray retries a run whose node died."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory of each run, if it is given."""
+        return None if self.memory_per_run is None else round(self.memory_per_run * 1e9)
+
+    def check(self) -> None:
+        """Raise a `UsageError` unless all makes sense."""
+        cores, cpus, gpus, memory = self.cores, self.cpus_per_run, self.gpus_per_run, self.memory_per_run
+        require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
+        require(cpus >= 1, f"--cpus-per-run must be at least 1; got {cpus}")
+        require(0 <= gpus < 1e6, f"--gpus-per-run must not be negative; got {gpus:g}")
+        require(memory is None or memory > 0, f"--memory-per-run must be positive; got {memory}")
+        require(self.retries >= 0, f"--retries must not be negative; got {self.retries}")
+        ray = self.engine == "ray"
+        require(ray or self.address is None, "--address is for --engine ray")
+        require(ray or gpus == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
+        require(
+            self.address is None or cores is None, "--cores is for this machine; the cluster at --address has its own"
+        )
+
+    @contextlib.contextmanager
+    def start(self, out: Path) -> "Iterator[Engine]":
+        """The engine for runs in a folder; its processes end with the context."""
+        from qemrl.experiments.engines import LocalEngine
+
+        if self.engine == "ray":
+            from qemrl.experiments.ray_engine import RayEngine
+
+            engine: Engine = RayEngine(self.address, self.cores, self.retries)
+        else:
+            engine = LocalEngine(self.cores, out / "programs")
+        try:
+            yield engine
+        finally:
+            engine.close()
 
 
 def sweep(
@@ -54,14 +117,10 @@ def sweep(
         retries: How often Ray retries a run whose node died.
         trial_seconds: How long a kind of run is tried out for --dry-run.
     """
-    require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
-    require(cpus_per_run >= 1, f"--cpus-per-run must be at least 1; got {cpus_per_run}")
-    require(0 <= gpus_per_run < 1e6, f"--gpus-per-run must not be negative; got {gpus_per_run:g}")
-    require(memory_per_run is None or memory_per_run > 0, f"--memory-per-run must be positive; got {memory_per_run}")
-    require(retries >= 0, f"--retries must not be negative; got {retries}")
+    options = EngineOptions(engine, address, cores, cpus_per_run, gpus_per_run, memory_per_run, retries)
+    options.check()
     require(0 < trial_seconds < 1e6, f"--trial-seconds must be positive; got {trial_seconds:g}")
     require_folder(out)
-    _check_engine(engine, address, cores, gpus_per_run)
     from qemrl.experiments.forecast import estimate_needs
     from qemrl.experiments.grid import read_grid
     from qemrl.experiments.sweep import Sweep
@@ -73,12 +132,11 @@ def sweep(
             return
         for doubt in asked.find_doubts():
             warnings.warn(doubt, stacklevel=1)
-        memory = None if memory_per_run is None else round(memory_per_run * 1e9)
-        needs = estimate_needs(asked.missing, cpus_per_run, gpus_per_run, memory)
+        needs = estimate_needs(asked.missing, cpus_per_run, gpus_per_run, options.memory_bytes)
     finished = len(asked.runs) - len(asked.missing)
     print(f"{len(asked.runs)} runs in {out}, {finished} of them finished", flush=True)
     if asked.missing:
-        _drive(asked, _start_engine(engine, address, cores, retries, out), needs, file)
+        _drive(asked, options.start(out), needs, file)
 
 
 def _drive(asked: "Sweep", engine: "AbstractContextManager[Engine]", needs: "Mapping[Path, Needs]", file: str) -> None:
@@ -87,28 +145,6 @@ def _drive(asked: "Sweep", engine: "AbstractContextManager[Engine]", needs: "Map
     with usage(), engine as started, catch_stop_signals() as signals, _watch() as watch:
         statuses = asked.drive(started, needs, watch, lambda: bool(signals))
     _conclude(statuses, signals, file, asked.folder)
-
-
-def _check_engine(engine: str, address: str | None, cores: int | None, gpus_per_run: float) -> None:
-    require(engine == "ray" or address is None, "--address is for --engine ray")
-    require(engine == "ray" or gpus_per_run == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
-    require(address is None or cores is None, "--cores is for this machine; the cluster at --address has its own")
-
-
-@contextlib.contextmanager
-def _start_engine(name: str, address: str | None, cores: int | None, retries: int, out: Path) -> "Iterator[Engine]":
-    from qemrl.experiments.engines import LocalEngine
-
-    if name == "ray":
-        from qemrl.experiments.ray_engine import RayEngine
-
-        engine: Engine = RayEngine(address, cores, retries)
-    else:
-        engine = LocalEngine(cores, out / "programs")
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 @contextlib.contextmanager

@@ -78,6 +78,18 @@ def flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
+def find_annotation(config: RunSettings, name: str) -> Any:
+    """The annotation of a setting by its dotted name; ValueError names the nearest if there is none."""
+    owner, field = _Draft(config).locate(name)
+    return owner.annotation(field)
+
+
+def union_members(annotation: Any) -> list[Any]:
+    """The types that an annotation allows: those of a union, or the one that it is."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    return [plain_annotation(member) for member in get_args(annotation)] if union else [annotation]
+
+
 def convert(value: Any, annotation: Any, path: str) -> Any:
     """The value as a field of this annotation holds it; ValueError names the field, the value and the type."""
     if not isinstance(value, str | list | tuple | int | float | np.generic | None) and fits(value, annotation):
@@ -196,8 +208,7 @@ def _choose_part(config: RunSettings, draft: _Draft, path: str, value: Any) -> A
 def _parse(value: Any, annotation: Any) -> Any:
     """A value as JSON has it, if it is text or a number that can be read so; else the value itself."""
     value = value.item() if isinstance(value, np.generic) else value
-    union = get_origin(annotation) in (Union, types.UnionType)
-    members = [plain_annotation(member) for member in get_args(annotation)] if union else [annotation]
+    members = union_members(annotation)
     if isinstance(value, str) and type(None) in members and value.lower() == "none":
         return None
     for member in members:

@@ -7,13 +7,14 @@ exploration, so the difference of a pair has less noise than its parts.
 import csv
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
+from qemrl.config.override import flatten
 from qemrl.config.serialize import to_json
 from qemrl.experiments.runs import EVALUATION, TRAINING, RunRecord, build_curve, read_run
 from qemrl.experiments.scores import pair_curves
@@ -23,10 +24,13 @@ from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
 from qemrl.training.config import RunConfig, configure, read_config, require_complete
 from qemrl.training.loops import describe_environment
-from qemrl.training.run_directory import RunDirectory, write_atomic
+from qemrl.training.run_directory import RunDirectory, find_differences, write_atomic
 
 LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""
+
+INTERVALS = ("log_every", "evaluate_every", "checkpoint_every")
+"""The settings that `evaluate_often` changes, unless they are given."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class ComparisonRequest:
     steps: int | None = None
     seed: int | None = None
     num_seeds: int | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of all presets, by dotted name; of runs that are there, what they must have."""
 
 
 DEFAULT_NUM_SEEDS = 3
@@ -78,17 +84,38 @@ def _plan_run(preset: str, asked: ComparisonRequest, folder: Path, explore_over:
                     f"{path} holds a run with {option} {there}, and {value} is asked for; choose another --out, or "
                     f"leave {option} out to compare what is there"
                 )
+        if asked.overrides:
+            _require_settings(config, asked, path)
         return config
     if asked.env is None or asked.steps is None:
         raise ValueError(f"there is no run in {path} yet; to train it, say --env and --steps")
     num_seeds = DEFAULT_NUM_SEEDS if asked.num_seeds is None else asked.num_seeds
-    config = configure(preset, asked.env, asked.steps, asked.seed or 0, num_seeds)
+    config = _configure(preset, asked.env, asked.steps, asked.seed or 0, num_seeds, asked.overrides)
     if explore_over is not None and isinstance(config.agent, ValueConfig):
         exploration = config.agent.exploration
         if isinstance(exploration, EpsilonGreedy):
             exploration = replace(exploration, over_steps=max(1, int(explore_over * asked.steps)))
         config = replace(config, agent=replace(config.agent, exploration=exploration))
-    return evaluate_often(config)
+    return config if any(name in INTERVALS for name in flatten(asked.overrides)) else evaluate_often(config)
+
+
+def _configure(preset: str, env: str, steps: int, seed: int, num_seeds: int, overrides: Mapping[str, Any]) -> RunConfig:
+    try:
+        return configure(preset, env, steps, seed, num_seeds, overrides=overrides)
+    except ValueError as error:
+        raise ValueError(f"{preset}: {error}" if overrides else str(error)) from error
+
+
+def _require_settings(config: RunConfig, asked: ComparisonRequest, path: Path) -> None:
+    """Raise unless a run that is there has the settings that are asked for."""
+    wanted = _configure(config.preset, config.env, config.steps, config.seed, config.num_seeds, asked.overrides)
+    kept = {name: getattr(config, name) for name in INTERVALS if name not in flatten(asked.overrides)}
+    differences = find_differences(to_json(config), to_json(replace(wanted, **kept)), "")
+    if differences:
+        raise ValueError(
+            f"{path} holds a run with other settings: {'; '.join(differences)}. Choose another --out, or leave the "
+            "settings out to compare what is there"
+        )
 
 
 def evaluate_often(config: RunConfig) -> RunConfig:

@@ -35,6 +35,11 @@ class EndedRun(NamedTuple):
 class Engine(Protocol):
     """Executes runs, each in a process of its own."""
 
+    @property
+    def cores(self) -> int:
+        """How many cores it has for runs."""
+        ...
+
     def has_room(self, needs: Needs) -> bool:
         """Whether one more run may be handed over now."""
         ...
@@ -45,6 +50,10 @@ class Engine(Protocol):
 
     def poll(self) -> list[EndedRun]:
         """The runs that have ended since this was last asked; it may wait a moment for one."""
+        ...
+
+    def interrupt(self, path: Path) -> None:
+        """Let one run save its state and stop; `poll` says when it has."""
         ...
 
     def stop(self) -> None:
@@ -111,23 +120,29 @@ class LocalEngine:
             del self.running[path]
         return [EndedRun(path, _explain_exit(path, process.returncode)) for path, process in over]
 
+    def interrupt(self, path: Path) -> None:
+        """Ask the process of a run to stop."""
+        self._signal(path, signal.SIGTERM)
+
     def stop(self) -> None:
         """Ask all to stop, and wait for them."""
-        self._signal(signal.SIGTERM)
+        for path in self.running:
+            self._signal(path, signal.SIGTERM)
         for process, _ in self.running.values():
             process.wait()
 
     def close(self) -> None:
         """Kill what is left."""
-        self._signal(signal.SIGKILL)
+        for path in self.running:
+            self._signal(path, signal.SIGKILL)
         for process, _ in self.running.values():
             process.wait()
         self.running.clear()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for process, _ in self.running.values():
-            if process.poll() is None:
-                process.send_signal(number)
+    def _signal(self, path: Path, number: signal.Signals) -> None:
+        process, _ = self.running[path]
+        if process.poll() is None:
+            process.send_signal(number)
 
 
 def _explain_exit(path: Path, code: int) -> str | None:

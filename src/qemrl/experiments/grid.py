@@ -145,7 +145,7 @@ class Grid:
     def config(self, arm: str, env: str, seed: int) -> RunConfig:
         """The configuration of one run."""
         try:
-            return configure(_preset(arm), env, self.steps, seed, overrides=self._settings(arm, env))
+            return configure(_preset(arm), env, self.steps, seed, overrides=self.settings(arm, env))
         except ValueError as error:
             raise ValueError(f"{arm} on {env}: {error}") from error
 
@@ -154,9 +154,9 @@ class Grid:
         lists = {"presets": list(self.presets), "envs": list(self.envs), "seeds": list(self.seed_list)}
         return {**lists, "steps": self.steps, "overrides": dict(self.overrides)}
 
-    def _settings(self, arm: str, env: str) -> dict[str, Any]:
-        """The settings of a run by their dotted names."""
-        scopes = {*self.presets, *(_preset(each) for each in self.presets), *self.envs}
+    def settings(self, arm: str, env: str) -> dict[str, Any]:
+        """The settings of a run by their dotted names; neither arm nor environment need be of the grid."""
+        scopes = {*self.presets, *(_preset(each) for each in self.presets), *self.envs, _preset(arm), arm, env}
         general = {name: value for name, value in self.overrides.items() if name not in scopes}
         layers: list[Overrides] = [general]
         for scope in dict.fromkeys((_preset(arm), arm, env)):

@@ -58,6 +58,11 @@ class RayEngine:
         self.task = ray.remote(max_calls=1)(_work)
         self.going: dict[Any, Path] = {}
 
+    @property
+    def cores(self) -> int:
+        """The cores of all nodes that are there now."""
+        return int(self.ray.cluster_resources().get("CPU", 0))
+
     def has_room(self, needs: Needs) -> bool:
         """Always: Ray queues what it has no room for, and starts it when nodes join."""
         del needs
@@ -82,6 +87,11 @@ class RayEngine:
         ready, _ = self.ray.wait(list(self.going), num_returns=len(self.going), timeout=0.1)
         over = [(self.going.pop(reference), reference) for reference in ready]
         return [EndedRun(path, self._explain(path, reference)) for path, reference in over]
+
+    def interrupt(self, path: Path) -> None:
+        """Interrupt the task of a run, which then saves its state; one that is queued is taken out."""
+        for reference in [reference for reference, other in self.going.items() if other == path]:
+            self.ray.cancel(reference, force=False)
 
     def stop(self) -> None:
         """Interrupt all tasks, which then save their state, and wait for them."""

@@ -63,6 +63,65 @@ class RunStatus:
         return (self.run.config.whole_steps - self.step) / self.steps_per_second
 
 
+class Driver:
+    """Hands runs to an engine, and keeps their states up to date."""
+
+    def __init__(self, engine: Engine, statuses: dict[Path, RunStatus]) -> None:
+        self.engine, self.statuses = engine, statuses
+        self.going: set[Path] = set()
+        """The runs that the engine has."""
+
+        self._timed: dict[Path, int] = {}
+        """How long timing.jsonl was when a run was handed over: it is only ever added to."""
+
+        self._polled = -math.inf
+
+    def start(self, path: Path, needs: Needs) -> None:
+        """Hand a run over; one that cannot start has failed, and does not keep the others from starting."""
+        known = self.statuses[path]
+        try:
+            create_run(path, known.run.config, {"arm": known.run.arm})
+            self.engine.start(path, needs)
+        except Exception as error:
+            self.statuses[path] = replace(known, state=State.FAILED, cause=str(error))
+            return
+        self.going.add(path)
+        self._timed[path] = _size(path / "timing.jsonl")
+        self.statuses[path] = replace(known, state=State.STARTING, cause=None)
+
+    def poll(self) -> bool:
+        """Look for runs that have ended, and about once a second at the others; returns whether it looked at them."""
+        if self._collect():
+            self._polled = -math.inf
+        if time.monotonic() - self._polled < POLL_EVERY_SECONDS:
+            return False
+        for path in self.going:
+            self.statuses[path] = self._read(path)
+        self._polled = time.monotonic()
+        return True
+
+    def stop(self) -> None:
+        """Let every run save its state and stop."""
+        if self.going:
+            self.engine.stop()
+            self._collect()
+
+    def _collect(self) -> bool:
+        """Take note of the runs that have ended; returns whether there were any."""
+        ended = self.engine.poll()
+        for path, cause in ended:
+            self.going.discard(path)
+            self.statuses[path] = _read_last_status(self.statuses[path], cause)
+        return bool(ended)
+
+    def _read(self, path: Path) -> RunStatus:
+        """The status of a run that is going on; until its first record it may still be queueing or compiling."""
+        known = self.statuses[path]
+        if _size(path / "timing.jsonl") == self._timed[path]:
+            return known
+        return replace(_update(known), state=State.RUNNING)
+
+
 class Sweep:
     """The runs of a grid in a folder."""
 
@@ -73,9 +132,7 @@ class Sweep:
         there = _find_runs(folder / "runs")
         for run in self.runs:
             path = there.get((run.arm, run.id), folder / "runs" / run.name)
-            self.statuses[path] = _read_first_status(run, path)
-        self._timed: dict[Path, int] = {}
-        """How long timing.jsonl was when a run was handed over: it is only ever added to."""
+            self.statuses[path] = read_first_status(run, path)
 
     @property
     def missing(self) -> list[RunStatus]:
@@ -106,52 +163,20 @@ class Sweep:
             RunLockedError: Another process drives a sweep in this folder.
         """
         with self._lock():
+            driver = Driver(engine, self.statuses)
             waiting = [status.path for status in self.missing]
-            going: set[Path] = set()
-            polled = -math.inf
-            while (waiting or going) and not should_stop():
+            while (waiting or driver.going) and not should_stop():
                 for path in [path for path in waiting if engine.has_room(needs[path])]:
                     if engine.has_room(needs[path]):  # those before it may have taken the room
                         waiting.remove(path)
-                        if self._start(path, engine, needs[path]):
-                            going.add(path)
-                for path, cause in engine.poll():
-                    going.discard(path)
-                    self.statuses[path] = _read_last_status(self.statuses[path], cause)
-                    polled = -math.inf
-                if time.monotonic() - polled >= POLL_EVERY_SECONDS:
-                    for path in going:
-                        self.statuses[path] = self._poll(path)
+                        driver.start(path, needs[path])
+                if driver.poll():
                     watch(list(self.statuses.values()))
-                    polled = time.monotonic()
-                if not going and waiting:  # none of them could start just now
+                if not driver.going and waiting:  # none of them could start just now
                     time.sleep(POLL_EVERY_SECONDS / 10)
-            if going:
-                engine.stop()
-                for path, cause in engine.poll():
-                    self.statuses[path] = _read_last_status(self.statuses[path], cause)
+            driver.stop()
             watch(list(self.statuses.values()))
         return list(self.statuses.values())
-
-    def _start(self, path: Path, engine: Engine, needs: Needs) -> bool:
-        """Hand a run over; one that cannot start has failed, and does not keep the others from starting."""
-        run = self.statuses[path].run
-        try:
-            create_run(path, run.config, {"arm": run.arm})
-            engine.start(path, needs)
-        except Exception as error:
-            self.statuses[path] = replace(self.statuses[path], state=State.FAILED, cause=str(error))
-            return False
-        self._timed[path] = _size(path / "timing.jsonl")
-        self.statuses[path] = replace(self.statuses[path], state=State.STARTING, cause=None)
-        return True
-
-    def _poll(self, path: Path) -> RunStatus:
-        """The status of a run that is going on; until its first record it may still be queueing or compiling."""
-        known = self.statuses[path]
-        if _size(path / "timing.jsonl") == self._timed[path]:
-            return known
-        return replace(_update(known), state=State.RUNNING)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -174,7 +199,8 @@ def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
-def _read_first_status(run: Run, path: Path) -> RunStatus:
+def read_first_status(run: Run, path: Path) -> RunStatus:
+    """The status of a run that nobody has been handed yet."""
     if (path / "DONE").exists():
         return replace(_update(RunStatus(run, path, State.FINISHED)), state=State.FINISHED)
     known = _update(RunStatus(run, path, State.WAITING))

@@ -69,7 +69,7 @@ class RunDirectory:
         """
         if (path / "config.json").exists():
             run = cls(path)
-            differences = _differences(run.config, _as_read(config_json), "")
+            differences = find_differences(run.config, _as_read(config_json), "")
             if differences:
                 raise RunExistsError(
                     f"{path} holds a run of another configuration: {'; '.join(differences)}. Choose another folder "
@@ -318,7 +318,7 @@ def _as_read(data: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(data), allow_nan=False))
 
 
-def _differences(there: Any, asked: Any, place: str) -> list[str]:
+def find_differences(there: Any, asked: Any, place: str) -> list[str]:
     """What differs between two configurations, field by field."""
     if isinstance(there, dict) and isinstance(asked, dict):
         found = []
@@ -327,7 +327,7 @@ def _differences(there: Any, asked: Any, place: str) -> list[str]:
             if key not in there or key not in asked:
                 found.append(f"{below} is only {'asked for' if key in asked else 'there'}")
             else:
-                found += _differences(there[key], asked[key], below)
+                found += find_differences(there[key], asked[key], below)
         return found
     # `1 == True`, but not as text
     if json.dumps(there) == json.dumps(asked):

@@ -221,6 +221,15 @@ def test_the_command_line_takes_a_module_of_the_working_folder_and_keyword_argum
     assert result["step"] == 120
 
 
+def test_settings_are_tuned_on_an_environment_of_the_working_folder(own_folder):
+    run(
+        f"tune qr-dqn --env my_worlds:GridWorld-v7 --env-kwargs.size 4 {OPTIONS} --steps 80 --trials 1 --num-seeds 1 "
+        "--log-every 40 --evaluate-every 40 --evaluation-episodes 2 --range.optimizer.learning-rate 1e-4:1e-2:log "
+        "--cores 1 --out tuned"
+    )
+    assert 'envs = ["my_worlds:GridWorld-v7"]' in (own_folder / "tuned" / "best.toml").read_text()
+
+
 @pytest.mark.usefixtures("own_folder")
 def test_a_module_of_the_working_folder_hides_no_other_and_a_missing_one_is_named():
     find_environment("my_worlds:GridWorld-v7")

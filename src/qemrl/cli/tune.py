@@ -123,14 +123,14 @@ def _take(given: dict[str, Any], defaults: Options) -> Options:
     return replace(defaults, **{name: convert(given.pop(name), hints[name], name) for name in names})
 
 
-def _read_fixed(config: "RunConfig", name: str, text: str) -> Any:
+def _read_fixed(config: "RunConfig", name: str, text: Any) -> Any:
     """A setting as best.toml is to have it: a number where it is one."""
     from qemrl.config.override import find_annotation
     from qemrl.experiments.ranges import read_plain
 
     try:
         annotation = find_annotation(config, name)
-    except ValueError:  # `settings` and `no_…` are read by others
+    except ValueError:  # `settings`, `no_…` and what the environment is made with are read by others
         return text
     return read_plain(text, annotation, name)
 

@@ -33,8 +33,8 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def worker_command(path: Path) -> list[str]:
-    """The command line of a process that does a run."""
-    return [sys.executable, "-m", "qemrl.experiments.worker", str(path)]
+    """The command line of a process that does a run; no file of the working folder takes the place of a package."""
+    return [sys.executable, "-P", "-m", "qemrl.experiments.worker", str(path)]
 
 
 def cause_of_failure(path: Path) -> str | None:

@@ -214,7 +214,6 @@ def test_the_torso_is_chosen_from_the_observation(spec, kind):
         ((3, 2, 4, 5), 3, lambda array: array.transpose(2, 3, 0, 1).reshape(4, 5, 6)),
         ((3, 4, 5, 2), 1, lambda array: array.transpose(1, 2, 0, 3).reshape(4, 5, 6)),
     ],
-    ids=str,
 )
 def test_images_are_read_with_their_channels_last_and_in_units_of_one(shape, frames, to_image):
     """Whatever the order of axes, as the small network reads the same image with the channels last."""

@@ -70,7 +70,11 @@ def table(title: str, *columns: str) -> Table:
 
 def print_table(shown: Table) -> None:
     """Print a table; whole, where there is no terminal whose width would cut it."""
-    Console(width=None if Console().is_terminal else WIDEST).print(shown)
+    console = Console(width=None if Console().is_terminal else WIDEST)
+    if shown.title is not None:  # not by the table, which would break it where a narrow table ends
+        console.print(shown.title, style="table.title", highlight=False)
+        shown.title = None
+    console.print(shown)
 
 
 def write_json(data: dict, path: Path | None) -> None:

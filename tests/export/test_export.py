@@ -47,6 +47,21 @@ class Pictures(gymnasium.Env):
         return observation, 0.0, True, False, info
 
 
+class Parts(Pictures):
+    """Noise of several kinds, and actions that do not count from zero."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "arm": gymnasium.spaces.Dict({"joints": gymnasium.spaces.Box(-3, 3, (2,), np.float32)}),
+                "camera": gymnasium.spaces.Box(0, 255, (5, 4, 1), np.uint8),
+                "task": gymnasium.spaces.Discrete(3, start=2),
+            }
+        )
+        self.action_space = gymnasium.spaces.Discrete(3, start=4)
+
+
+gymnasium.register("Parts-v0", lambda **_: Parts())
 gymnasium.register("Frames-v0", lambda **_: Pictures((4, 36, 36)))
 gymnasium.register("Board-v0", lambda **_: Pictures((5, 5, 2)))
 
@@ -56,6 +71,7 @@ PROGRAMS = {
         *("c51", "Board-v0"),
         {"network.hidden": (8,), "network.dueling": True, "network.layer_norm": True, "representation.num_atoms": 11},
     ),
+    "parts": ("qr-dqn", "Parts-v0", {"representation.num_quantiles": 8}),
     "heads": ("qem-dqn", "CartPole-v1", {"representation.num_heads": 2, "representation.num_quantiles": 8}),
     "implicit": ("iqem-dqn", "CartPole-v1", {"representation.num_levels": 12}),
     "deterministic": ("td3", "Pendulum-v1", {}),
@@ -92,6 +108,12 @@ def draw_inputs(agent: qemrl.TrainableAgent, levels: bool) -> dict[str, np.ndarr
     shape, dtype = (ROWS, *agent.spec.observation_shape), agent.spec.observation_dtype
     bounds = (0, 255) if dtype == "uint8" else (-3, 3)
     inputs = {"observation": generator.uniform(*bounds, shape).astype(dtype)}
+    if agent.spec.parts:
+        inputs = {
+            "arm.joints": generator.uniform(-3, 3, (ROWS, 2)).astype(np.float32),
+            "camera": generator.integers(256, size=(ROWS, 5, 4, 1)).astype(np.uint8),
+            "task": generator.integers(2, 5, size=ROWS).astype(np.int32),
+        }
     if agent.spec.has_mask:
         inputs["mask"] = np.eye(3)[generator.integers(3, size=ROWS)] == 0
     if levels:
@@ -124,7 +146,9 @@ def cases(tmp_path_factory) -> dict[str, Case]:
 
 def expect(agent: qemrl.TrainableAgent, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The action and the distributions, at levels that are an input by the network itself."""
-    observation = inputs["observation"]
+    observation: Any = inputs.get("observation")
+    if observation is None:
+        observation = {"arm": {"joints": inputs["arm.joints"]}, "camera": inputs["camera"], "task": inputs["task"]}
     if "levels" not in inputs:
         action = agent.predict(observation, mask=inputs.get("mask"))
         return {"action": action, **agent.predict_distribution(observation)._asdict()}

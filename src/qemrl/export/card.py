@@ -1,6 +1,7 @@
 """The model card: a README.md with the front matter that the Hugging Face hub reads."""
 
 import json
+import re
 from collections.abc import Sequence
 
 from qemrl.api import Evaluation, TrainableAgent
@@ -55,8 +56,9 @@ def write_card(
     quoted = {"env": config.env, "preset": config.preset, "reward": f"{mean:.2f} +/- {std:.2f}"}
     front = FRONT_MATTER.format(**{name: json.dumps(text) for name, text in quoted.items()})
     inputs, outputs = ([each.name for each in tensors] for tensors in (policy.inputs, policy.outputs))
-    named = ", ".join(f'"{name}": {name}' for name in inputs)
-    parts = {"inputs": ", ".join(inputs), "outputs": ", ".join(outputs), "named": named}
+    variables = [re.sub(r"\W|^(?=\d)", "_", name) for name in inputs]
+    named = ", ".join(f"{json.dumps(name)}: {variable}" for name, variable in zip(inputs, variables, strict=True))
+    parts = {"inputs": ", ".join(variables), "outputs": ", ".join(outputs), "named": named}
     programs = "\n\n".join(
         f"`{FORMATS[name].file}`:\n\n```python\n{USE[name].format(**parts)}\n```" for name in formats
     )

@@ -139,7 +139,6 @@ def _describe(agent: TrainableAgent, policy: Policy, programs: dict[Format, byte
         "actions": {"num_actions": spec.num_actions, "start": spec.action_start}
         if box is None
         else {"box": box._asdict()},
-        "parts": [part._asdict() for part in spec.parts],
         "preset": config.preset,
         "env": config.env,
         "seed": config.seed,

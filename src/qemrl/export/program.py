@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jaxtyping import Array, Float, Shaped
@@ -20,7 +21,8 @@ from qemrl.distributional.representations import Features, ImplicitHead, Implici
 from qemrl.estimators import midpoints
 from qemrl.extras import how_to_install
 from qemrl.networks.layers import Key
-from qemrl.types import ReturnDist
+from qemrl.networks.torsos import split_parts
+from qemrl.types import Part, ReturnDist
 
 Format = Literal["stablehlo", "onnx"]
 LevelSource = Literal["midpoints", "input"]
@@ -91,7 +93,10 @@ def make_policy(agent: TrainableAgent, levels: LevelSource = "midpoints") -> Pol
     if levels not in get_args(LevelSource):
         raise ValueError(f"levels must be one of {', '.join(get_args(LevelSource))}; got {levels!r}")
     spec, params, representation = agent.spec, agent.params, agent.config.agent.representation
+    parts = _list_parts(agent)
     inputs = [Tensor("observation", ("batch", *spec.observation_shape), spec.observation_dtype)]
+    if parts:
+        inputs = [Tensor(_name(each), ("batch", *each.shape), "int32" if each.sizes else each.dtype) for each in parts]
     if spec.has_mask:
         inputs.append(Tensor("mask", ("batch", spec.num_actions), "bool"))
     if levels == "input":
@@ -104,9 +109,11 @@ def make_policy(agent: TrainableAgent, levels: LevelSource = "midpoints") -> Pol
 
     def act(*given: Array) -> tuple[Array, ...]:
         by_name = dict(zip((each.name for each in inputs), given, strict=True))
+        observation = _join(parts, given[: len(parts)]) if parts else by_name["observation"]
         chosen = _at_levels(agent, by_name["levels"]) if "levels" in by_name else agent.agent
-        dist = pool_members(chosen.predict_distribution(params, by_name["observation"]))
-        action = chosen.greedy_action(params, by_name["observation"], by_name.get("mask"))
+        dist = pool_members(chosen.predict_distribution(params, observation))
+        action = chosen.greedy_action(params, observation, by_name.get("mask"))
+        action = action + spec.action_start if spec.action_start else action
         return action, dist.values, *(getattr(dist, name) for name in varying)
 
     shapes = jax.eval_shape(act, *_describe(inputs))
@@ -123,6 +130,43 @@ def make_policy(agent: TrainableAgent, levels: LevelSource = "midpoints") -> Pol
         np.asarray(seen.levels) if fixed else None,
         np.full(count, 1 / count, np.float32) if fixed else None,
     )
+
+
+def _list_parts(agent: TrainableAgent) -> tuple[Part, ...]:
+    """The parts of an observation, each an input of its own; none where a network wants them as they are stored."""
+    return agent.spec.parts if isinstance(agent.config.agent.network.torso, str) else ()
+
+
+def _name(part: Part) -> str:
+    return ".".join(map(str, part.path)) or "observation"
+
+
+def _join(parts: Sequence[Part], given: Sequence[Array]) -> Array:
+    """Observations as a network reads them, from parts as the environment gives them: numbers, never bytes."""
+    if len(parts) == 1 and not parts[0].sizes:
+        return given[0]
+    rows = []
+    for part, array in zip(parts, given, strict=True):
+        flat = array.reshape(array.shape[0], -1)
+        values = zip(part.sizes, part.starts, strict=True)
+        found = [flat[:, place, None] == start + jnp.arange(size)[None] for place, (size, start) in enumerate(values)]
+        rows += [each.astype(jnp.float32) for each in found or [flat]]
+    return jnp.concatenate(rows, axis=1)
+
+
+def split_observations(agent: TrainableAgent, stored: Shaped[np.ndarray, "batch ..."]) -> Arrays:
+    """The inputs that a program has for observations as they are stored."""
+    parts = _list_parts(agent)
+    if not parts:
+        return [stored]
+    found = [stored] if len(parts) == 1 else [np.asarray(each) for each in split_parts(jnp.asarray(stored), parts)]
+    return [_read_numbers(part, each) if part.sizes else each for part, each in zip(parts, found, strict=True)]
+
+
+def _read_numbers(part: Part, stored: np.ndarray) -> np.ndarray:
+    one_hot = np.split(stored, np.cumsum(part.sizes)[:-1], axis=1)
+    values = [start + each.argmax(1) for start, each in zip(part.starts, one_hot, strict=True)]
+    return np.stack(values, axis=1).astype(np.int32).reshape(-1, *part.shape)
 
 
 def _at_levels(agent: TrainableAgent, levels: Array) -> InspectableAgent:
@@ -225,10 +269,11 @@ def measure_difference(
     allowed = generator.random((count, spec.num_actions)) < 0.5 if spec.has_mask else np.ones((count, 1), bool)
     if spec.has_mask:
         allowed[np.arange(count), generator.integers(spec.num_actions, size=count)] = True
-    given = {"observation": observations, "mask": allowed}
+    seen = split_observations(agent, observations)
+    others = policy.inputs[len(seen) :]
     inputs = [
-        midpoints(int(each.shape[0])).astype(np.float32) if each.name == "levels" else given[each.name]
-        for each in policy.inputs
+        *seen,
+        *(midpoints(int(each.shape[0])).astype(np.float32) if each.name == "levels" else allowed for each in others),
     ]
     outputs = dict(zip((each.name for each in policy.outputs), run(inputs), strict=True))
     dist, action = agent.predict_distribution(observations), outputs.pop("action")
@@ -236,7 +281,7 @@ def measure_difference(
     differences = [_compare(found, getattr(dist, name)) for name, found in outputs.items()]
     if spec.box is None:
         q, rows = np.where(allowed, agent.q(observations), -np.inf), np.arange(count)
-        differences.append(_compare(q[rows, action], q[rows, expected - spec.action_start]))
+        differences.append(_compare(q[rows, action - spec.action_start], q[rows, expected - spec.action_start]))
     else:
         differences.append(_compare(action, expected))
     return float(np.max(differences))

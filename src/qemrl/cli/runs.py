@@ -307,10 +307,15 @@ def take_preset(words: list[str], presets: list[str]) -> str | None:
     return None
 
 
-NOT_SETTINGS = {
+ENVIRONMENT = {
     "env": ("ID", "The environment."),
     "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
     "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
+}
+"""Options that say which environment it is, and whose settings it has."""
+
+NOT_SETTINGS = {
+    **ENVIRONMENT,
     "out": ("DIR", "The folder of the run; by default runs/PRESET/ENV/seed_S."),
     "config": ("FILE", "A TOML file with a grid of one run; options beside it win."),
     "tensorboard": ("", "Write event files for TensorBoard, too."),

@@ -25,7 +25,7 @@ from qemrl.cli.console import (
     table,
     usage,
 )
-from qemrl.cli.runs import format_help, read_options
+from qemrl.cli.runs import ENVIRONMENT, format_help, read_options
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs
     from qemrl.experiments.compare import Comparison
@@ -41,9 +41,8 @@ DEMO_SEEDS = 2
 
 COMPARE_OPTIONS = {
     "out": ("DIR", "The folder for the runs, figure.png, figure.svg, data.csv and comparison.json."),
+    **ENVIRONMENT,
     "env": ("ID", "The environment; may be left out if all runs are there."),
-    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
-    "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
     "steps": ("N", "How many steps each seed learns for; may be left out if all runs are there."),
     "num_seeds": ("K", "How many seeds each preset gets, all of them at once; 3 for new runs."),
     "seed": ("S", "The first seed; 0 for new runs."),

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from qemrl.cli.console import UsageError, print_table, require, require_folder, table, usage
-from qemrl.cli.runs import describe_defaults, format_help, read_options, take_preset
+from qemrl.cli.runs import ENVIRONMENT, describe_defaults, format_help, read_options, take_preset
 from qemrl.cli.sweep import EngineOptions
 from qemrl.extras import how_to_install
 
@@ -54,11 +54,6 @@ class TuneOptions:
     """How many trials run at a time; by default as many as there are cores for all of their seeds, at least one."""
 
 
-BEFORE = {
-    "env": ("ID", "The environment."),
-    "env_kwargs.NAME": ("VALUE", "What the environment is made with; text that looks like a number is one."),
-    "settings": ("NAME", "A named set of settings in the place of the environment's own: a name of `qemrl list`."),
-}
 AFTER = {
     "range.NAME": (
         "RANGE",
@@ -152,7 +147,7 @@ def _list_options() -> dict[str, tuple[str, str]]:
         )
         for each in own
     }
-    return {**BEFORE, **texts, **AFTER}
+    return {**ENVIRONMENT, **texts, **AFTER}
 
 
 def _find_ranges(

@@ -18,6 +18,7 @@ COMMANDS = {
     "value": command.bench_value,
     "actor-critic": command.bench_actor_critic,
     "learning": command.bench_learning,
+    "adapters": command.bench_adapters,
     "page": command.bench_page,
 }
 

@@ -166,11 +166,10 @@ def bench_learning(
     names = [] if contests == ("none",) else list(contests or learning.CONTESTS)
     for name in names:
         require(name in learning.CONTESTS, f"there is no contest {name!r}; choose from {', '.join(learning.CONTESTS)}")
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     runs = [run for run in learning.list_runs(names) if not run.path(out).exists()]
     folder = peers.default_folder() if peers_folder is None else peers_folder
     try:
-        failed = learning.measure(runs, out, folder, cores or usable, lambda doing: print(doing, flush=True))
+        failed = learning.measure(runs, out, folder, cores or _usable_cores(), lambda doing: print(doing, flush=True))
     except peers.PeerError as error:
         raise UsageError(str(error)) from error
     verdicts = learning.read_verdicts(out)
@@ -183,6 +182,42 @@ def bench_learning(
         print(f"benchmarks: {run.contest}, {run.side}, seed {run.seed} failed: {cause}", file=sys.stderr)
     if failed:
         sys.exit(1)
+
+
+def bench_adapters(
+    out: Path = Path("results/adapters"),
+    page: Path = Path("docs/adapters.md"),
+    cores: tuple[int, ...] = (),
+    peers_folder: Path | None = None,
+) -> None:
+    """Learn CartPole with the agents of sb3-contrib and tianshou, with and without QEM: returns and the error of Q.
+
+    It takes an hour, and resumes: a run whose curve is there is not done again.
+
+    Args:
+        out: The folder for curves.
+        page: The Markdown page that is made of them.
+        cores: The cores to run on, each with one run at a time; all by default.
+        peers_folder: The folder for virtual environments; by default one in the user's cache.
+    """
+    from benchmarks import adapters, peers
+
+    folder = peers.default_folder() if peers_folder is None else peers_folder
+    try:
+        failed = adapters.measure(out, folder, cores or _usable_cores(), lambda doing: print(doing, flush=True))
+    except peers.PeerError as error:
+        raise UsageError(str(error)) from error
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(adapters.make_page(out), encoding="utf-8")
+    print(f"wrote {page}")
+    for run, cause in failed.items():
+        print(f"benchmarks: {run.arm}, seed {run.seed} failed: {cause}", file=sys.stderr)
+    if failed:
+        sys.exit(1)
+
+
+def _usable_cores() -> Sequence[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def bench_scaling(seconds: float = 10.0, json_file: Path | None = None) -> None:

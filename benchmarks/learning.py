@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -140,27 +140,39 @@ def measure(runs: Sequence[Run], folder: Path, peers_folder: Path, cores: Sequen
     Returns:
         Why runs failed, if some did.
     """
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in cores:
-        free.put(core)
-    failed: dict[Run, str] = {}
-
-    def work(run: Run) -> None:
-        core = free.get()
-        try:
-            tell(f"{run.contest}: {run.side}, seed {run.seed}")
-            write_run(run, folder, peers_folder, core)
-        except PeerError as error:
-            failed[run] = str(error)
-        finally:
-            free.put(core)
-
     for name in dict.fromkeys(run.contest for run in runs):  # installing is not for several at once
         tell(f"{name}: making virtual environments, some minutes the first time")
         program(Run(name, "peer", 0), peers_folder)
         program(Run(name, "qemrl", 0), peers_folder)
+
+    def work(run: Run, core: int) -> None:
+        tell(f"{run.contest}: {run.side}, seed {run.seed}")
+        write_run(run, folder, peers_folder, core)
+
+    return share_cores(runs, cores, work)
+
+
+Job = TypeVar("Job")
+
+
+def share_cores(jobs: Sequence[Job], cores: Sequence[int], work: Callable[[Job, int], None]) -> dict[Job, str]:
+    """Do jobs, as many at once as there are cores, each with the number of its core; returns why some failed."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in cores:
+        free.put(core)
+    failed: dict[Job, str] = {}
+
+    def do(job: Job) -> None:
+        core = free.get()
+        try:
+            work(job, core)
+        except PeerError as error:
+            failed[job] = str(error)
+        finally:
+            free.put(core)
+
     with ThreadPoolExecutor(len(cores)) as pool:
-        list(pool.map(work, runs))
+        list(pool.map(do, jobs))
     return failed
 
 
@@ -185,25 +197,32 @@ def write_run(run: Run, folder: Path, peers_folder: Path, core: int) -> None:
     contest = CONTESTS[run.contest]
     command, variables = program(run, peers_folder)
     numbers = {"seed": run.seed, "steps": contest.steps, "every": contest.every, "episodes": contest.episodes}
-    options = [run.contest, *(word for name, value in numbers.items() for word in (f"--{name}", str(value)))]
-    done = subprocess.run(
-        [*keep_on(core), *command, *options], capture_output=True, text=True, check=False, env=variables
-    )
+    curve = learn_in_process([*command, run.contest], numbers, variables, core)
+    machine = describe_machine(PEERS[contest.peer][1] if run.side == "peer" else ())
+    write_curve(run.path(folder), {"contest": run.contest, "side": run.side, **numbers, "machine": machine, **curve})
+
+
+def learn_in_process(
+    command: Sequence[str], numbers: Mapping[str, int], variables: Mapping[str, str], core: int
+) -> dict[str, Any]:
+    """What a process on one core prints that is told these numbers.
+
+    Raises:
+        PeerError: It failed, or printed something else.
+    """
+    options = [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
+    words = [*keep_on(core), *command, *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=dict(variables))
     try:
-        curve = json.loads(done.stdout.strip().splitlines()[-1])
+        return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        raise PeerError(f"`{' '.join(options)}` failed with\n{last_lines(done.stderr)}") from None
-    record = {
-        "contest": run.contest,
-        "side": run.side,
-        **numbers,
-        "commit": code_commit(),
-        "machine": describe_machine(PEERS[contest.peer][1] if run.side == "peer" else ()),
-        **curve,
-    }
-    path = run.path(folder)
+        raise PeerError(f"`{' '.join([command[-1], *options])}` failed with\n{last_lines(done.stderr)}") from None
+
+
+def write_curve(path: Path, record: Mapping[str, Any]) -> None:
+    """Keep the curve of a run, with the commit that it is of."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(record) + "\n")
+    write_atomic(path, json.dumps({**record, "commit": code_commit()}) + "\n")
 
 
 def keep_on(core: int) -> list[str]:

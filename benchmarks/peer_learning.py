@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,15 @@ def learn_sb3(make: Any, make_env: Any, seed: int, steps: int, every: int, episo
     return clock.curve
 
 
-def qr_dqn_cartpole(seed: int, steps: int, every: int, episodes: int) -> dict[str, list[Any]]:
-    """QR-DQN of sb3-contrib."""
+def qr_dqn_cartpole(
+    seed: int, steps: int, every: int, episodes: int, kind: Any = None, **options: Any
+) -> dict[str, list[Any]]:
+    """QR-DQN of sb3-contrib, or of another class with further options."""
     import gymnasium
     from sb3_contrib import QRDQN
 
     def make(env: Any, steps: int, seed: int) -> Any:
-        return QRDQN(
+        return (kind or QRDQN)(
             "MlpPolicy",
             env,
             learning_rate=1e-3,
@@ -102,6 +105,7 @@ def qr_dqn_cartpole(seed: int, steps: int, every: int, episodes: int) -> dict[st
             policy_kwargs={"n_quantiles": 51, "net_arch": [256, 256], "optimizer_kwargs": {"eps": ADAM_EPSILON}},
             seed=seed,
             **QR_DQN,
+            **options,
         )
 
     return learn_sb3(make, lambda: gymnasium.make("CartPole-v1"), seed, steps, every, episodes)
@@ -162,8 +166,26 @@ def tqc_half_cheetah(*run: int) -> dict[str, list[Any]]:
     return learn_mujoco("TQC", "HalfCheetah-v5", {"top_quantiles_to_drop_per_net": 2, **network}, *run)
 
 
-def iqn_cartpole(seed: int, steps: int, every: int, episodes: int) -> dict[str, list[Any]]:
-    """IQN of tianshou, which chooses the target's action with the online network."""
+def iqn_cartpole(
+    seed: int,
+    steps: int,
+    every: int,
+    episodes: int,
+    network: Any = None,
+    policy_kind: Any = None,
+    look: Callable[[Any, Any], None] | None = None,
+) -> dict[str, list[Any]]:
+    """IQN of tianshou, which chooses the target's action with the online network.
+
+    Args:
+        seed: Of everything.
+        steps: How long to learn.
+        every: Steps between evaluations.
+        episodes: Episodes in one.
+        network: A class in the place of tianshou's network.
+        policy_kind: A class in the place of its policy.
+        look: Called with the policy and the replay in the end.
+    """
     import gymnasium
     import torch
     from tianshou.algorithm import IQN
@@ -178,8 +200,9 @@ def iqn_cartpole(seed: int, steps: int, every: int, episodes: int) -> dict[str, 
     clock = Clock()
     torch.manual_seed(seed)
     envs, tests = (DummyVectorEnv([lambda: gymnasium.make("CartPole-v1")]) for _ in range(2))
-    model = ImplicitQuantileNetwork(preprocess_net=Net(state_shape=(4,), hidden_sizes=[256, 256]), action_shape=2)
-    policy = IQNPolicy(
+    features = Net(state_shape=(4,), hidden_sizes=[256, 256])
+    model = (network or ImplicitQuantileNetwork)(preprocess_net=features, action_shape=2)
+    policy = (policy_kind or IQNPolicy)(
         model=model,
         action_space=gymnasium.spaces.Discrete(2),
         sample_size=32,
@@ -204,6 +227,8 @@ def iqn_cartpole(seed: int, steps: int, every: int, episodes: int) -> dict[str, 
             clock.stop()
             returns = judging.collect(n_episode=episodes, reset_before_collect=True).returns
             clock.go_on(step + 4, returns.tolist())
+    if look is not None:
+        look(policy, buffer)
     return clock.curve
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import learning, peer_learning, qemrl_learning
+from benchmarks import adapters, learning, peer_learning, qemrl_learning
 from benchmarks.__main__ import main
 from benchmarks.learning import CONTESTS, Run, Side, judge, ratio_of_means
 from benchmarks.peers import PeerError
@@ -157,3 +157,23 @@ def test_the_page_in_the_repository_is_what_its_curves_make():
     verdicts = learning.read_verdicts(ROOT / "results" / "learning")
     page = learning.make_page(verdicts, "../results/learning/figure.png")
     assert (ROOT / "docs" / "learning.md").read_text(encoding="utf-8") == page
+
+
+def test_the_page_of_adapters_says_what_estimators_do_to_returns_and_to_the_error_of_q(tmp_path):
+    for arm, level, error in (("tianshou-plain", 100.0, 0.2), ("tianshou-qem", 103.0, 0.01), ("sb3-mean", 50.0, None)):
+        for seed in range(3):
+            returns = [[0.0, 0.0], [level + seed, level - seed]]
+            errors = {f"{kind}_{name}": each for kind in ("error", "gap_error") for name, each in _errors(error)}
+            record = {"steps": [10, 20], "returns": returns, **errors}
+            adapters.Run(arm, seed).path(tmp_path).write_text(json.dumps(record), encoding="utf-8")
+    rows = [line.split(" | ") for line in adapters.make_page(tmp_path).splitlines() if line.startswith("| ")]
+    by_arm = {row[1]: row for row in rows}
+    assert by_arm["QEM, uniform levels"][3] == "103 [103, 103]"
+    assert by_arm["QEM, uniform levels"][4] == "1.03 [1.03, 1.03]"
+    assert by_arm["QEM, uniform levels"][5:7] == ["0.01 [0.01, 0.01]", "95.0% [95.0%, 95.0%]"]
+    assert by_arm["the parent: plain mean"][5] == ""
+    assert "QEM" not in by_arm  # an arm without runs
+
+
+def _errors(own: float | None) -> list[tuple[str, float]]:
+    return [] if own is None else [("own", own), ("plain", 0.2)]

@@ -19,7 +19,13 @@ from tianshou.utils.net.discrete import FractionProposalNetwork, FullQuantileFun
 from tianshou.utils.torch_utils import policy_within_training_step, torch_train_mode
 
 import qemrl
-from qemrl.integrations.tianshou import QEMFQFPolicy, QEMIQNPolicy, QEMQRDQNPolicy
+from qemrl.integrations.tianshou import (
+    QEMFQFPolicy,
+    QEMIQNPolicy,
+    QEMQRDQNPolicy,
+    StratifiedQuantileNetwork,
+    stratify,
+)
 
 ACTIONS = gymnasium.spaces.Discrete(2)
 COUNT = 8
@@ -97,3 +103,18 @@ def test_actions_that_are_masked_are_not_chosen(kind):
     observations = Batch(obs=np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), mask=mask)
     with torch.no_grad():
         assert not policy(Batch(obs=observations, info=Batch())).act.any()
+
+
+def test_a_stratified_network_is_its_parent_at_one_level_in_each_stratum(monkeypatch):
+    def network(kind: Any) -> Any:
+        torch.manual_seed(0)
+        return kind(preprocess_net=Net(state_shape=4, hidden_sizes=[16]), action_shape=2)
+
+    drawn, observations = torch.rand(5, COUNT), torch.randn(5, 4)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: drawn)
+    (values, levels), _ = network(StratifiedQuantileNetwork)(observations, COUNT)
+    assert torch.equal((levels * COUNT).floor(), torch.arange(COUNT).expand(5, -1).float())
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: stratify(drawn))
+    (expected, at), _ = network(ImplicitQuantileNetwork)(observations, COUNT)
+    assert torch.equal(values, expected)
+    assert torch.equal(levels, at)

@@ -1,6 +1,8 @@
 # pyright: reportMissingImports=false
 """Policies of tianshou for QR-DQN, IQN and FQF in which Q is by any estimator of ours (tianshou 2, extra `tianshou`).
 
+Beside them there is a network for IQN whose levels are stratified, for the plain mean or any other estimator.
+
     from qemrl.integrations.tianshou import QEMIQNPolicy
 
     policy = QEMIQNPolicy(model=network, action_space=env.action_space, estimator=qemrl.QEM(variance="auto"))
@@ -16,7 +18,8 @@ from tianshou.algorithm.modelfree.fqf import FQFPolicy
 from tianshou.algorithm.modelfree.iqn import IQNPolicy
 from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
 from tianshou.data import to_numpy
-from torch import Tensor
+from tianshou.utils.net.discrete import ImplicitQuantileNetwork
+from torch import Tensor, arange, nn
 
 import qemrl.torch
 from qemrl.estimators import QEM, Statistic
@@ -50,6 +53,40 @@ class QEMIQNPolicy(IQNPolicy):
         result = super().forward(batch, state, model, **options)
         q = self.estimate(result.logits, result.taus[:, None, :])
         return _choose(self, result, q, batch)
+
+
+class StratifiedQuantileNetwork(ImplicitQuantileNetwork):
+    """IQN's network at stratified levels: of n, one lies in each n-th of (0, 1).
+
+    The parent draws independent levels u_i; here the network reads (i + u_i)/n in their place, in learning and acting.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """`options` are the parent's."""
+        super().__init__(**options)
+        self.embed_model = _AtStratifiedLevels(self.embed_model)
+
+    def forward(self, obs: Any, sample_size: int, **options: Any) -> Any:
+        """Quantiles (batch, actions, n) with their levels (batch, n), and the state."""
+        (values, drawn), hidden = super().forward(obs, sample_size, **options)
+        return (values, stratify(drawn)), hidden
+
+
+class _AtStratifiedLevels(nn.Module):
+    """An embedding of levels, of which it is told draws in [0, 1)."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, drawn: Tensor) -> Tensor:
+        return self.embedding(stratify(drawn))
+
+
+def stratify(drawn: Tensor) -> Tensor:
+    """Levels (i + u_i)/n (..., n) of independent draws u (..., n) from [0, 1)."""
+    count = drawn.shape[-1]
+    return (arange(count, dtype=drawn.dtype, device=drawn.device) + drawn) / count
 
 
 class QEMFQFPolicy(FQFPolicy):

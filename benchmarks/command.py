@@ -91,28 +91,29 @@ def bench_page(json_file: Path = JSON_FILE, page: Path = PAGE) -> None:
     print(f"wrote {page}")
 
 
-def bench_estimator(rounds: int = 60, json_file: Path | None = None) -> None:
+def bench_estimator(rounds: int = 60, pytorch: bool = True, json_file: Path | None = None) -> None:
     """Time QEM against the plain mean and against a forward pass of a small network.
 
     Args:
         rounds: How many turns each function gets; ratios are medians over the rounds.
+        pytorch: Time it on PyTorch tensors, too.
         json_file: Write the figures to this file as well.
     """
     require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
     from benchmarks import estimator
 
     with show_status("timing estimators"):
-        report = estimator.run(rounds)
+        report = estimator.run(rounds, pytorch)
     columns = ("levels", "shape", "timed", "what", ">µs", "peer", ">its µs", ">ratio", ">limit")
-    shown = table("Time per batch, compiled by JAX", *columns)
+    shown = table("Time per batch, compiled by JAX; or on PyTorch tensors, with one thread", *columns)
     colors = {True: "[green]", False: "[red]", None: ""}
     for line in report.comparisons:
-        limit = "" if line.limit is None else f"{colors[line.holds]}{line.limit:.2f} {'✓' if line.holds else '✗'}"
+        limit = f"{colors[line.holds]}{line.most} {'✓' if line.holds else '✗'}" if line.most else ""
         times = (f"{line.microseconds:.1f}", line.peer, f"{line.peer_microseconds:.1f}", f"{line.ratio:.3f}")
         shown.add_row(line.levels, str(line.shape), line.timed, line.what, *times, limit)
     print_table(shown)
     layers = " → ".join(str(width) for width in estimator.NETWORK)
-    print(f"network: {layers}, {report.comparisons[-1].shape[0]} inputs at once; {report.machine['device']}")
+    print(f"network: {layers}, {report.comparisons[2].shape[0]} inputs at once; {report.machine['device']}")
     write_json(report.as_json(), json_file)
 
 

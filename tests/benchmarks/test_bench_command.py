@@ -4,9 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from benchmarks import estimator
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +30,7 @@ def test_help_names_benchmarks_and_options():
     for arguments, expected in {
         ("--help",): ["estimator", "tabular", "value", "actor-critic", "page", "--seconds", "--again"],
         ("tabular", "--help"): ["--seeds", "--steps", "--json-file"],
-        ("estimator", "--help"): ["--rounds", "--json-file"],
+        ("estimator", "--help"): ["--rounds", "--no-pytorch", "--json-file"],
     }.items():
         result = run(*arguments)
         assert result.returncode == 0, result.stderr
@@ -54,7 +57,7 @@ def test_a_mistake_gets_a_hint_and_exit_code_2(arguments, message, tmp_path):
 
 
 def test_one_benchmark_prints_and_writes_every_ratio(tmp_path):
-    result = run("estimator", "--rounds", "2", "--json-file", "deep/bench.json", folder=tmp_path)
+    result = run("estimator", "--rounds", "2", "--no-pytorch", "--json-file", "deep/bench.json", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "deep" / "bench.json").read_text())
     lines = report["comparisons"]
@@ -70,3 +73,16 @@ def test_one_benchmark_prints_and_writes_every_ratio(tmp_path):
         assert line["ratio"] > 0
         assert f"{line['ratio']:.3f}" in result.stdout
     assert sum(line["limit"] is not None for line in lines) == 4
+
+
+def test_calls_on_tensors_are_timed_with_one_thread_and_keep_to_limits_of_time_or_of_a_ratio():
+    import torch
+
+    threads = torch.get_num_threads()
+    lines = {line.what: line for line in estimator.time_torch(rounds=1, compiled=False)}
+    assert torch.get_num_threads() == threads
+    assert [line.most for line in lines.values()] == ["1.5", "15 µs", "250 µs"]
+    slow = replace(lines["QEM, random levels"], microseconds=251.0)
+    assert slow.holds is False
+    assert replace(slow, microseconds=249.0).holds
+    assert replace(lines["QEM, fixed levels"], ratio=1.6).holds is False

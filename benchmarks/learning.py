@@ -79,7 +79,8 @@ CONTESTS: Mapping[str, Contest] = {
         20,
         475.0,
         f"{VALUE_SETTINGS} over 10,000 steps, layers of 256 and 256, learning rate 1e-3, batch 64, an update every 4 "
-        "steps after 500, target every 100, replay of 50,000",
+        "steps after 500, target every 100, replay of 50,000. What differs: we bring observations to [−1, 1] by the "
+        "usual bounds of CartPole, as Dopamine does, and peers take them as they are",
     ),
     "iqn-cartpole": Contest(
         "IQN, CartPole-v1",

@@ -105,7 +105,7 @@ def time_torch(rounds: int, compiled: bool = True) -> list[Comparison]:
         values, levels = torch.randn(TORCH_SHAPE), torch.rand(TORCH_SHAPE[0], 1, TORCH_SHAPE[-1])
         count = TORCH_SHAPE[-1]
         fixed, implicit, neutral = qemrl.torch.QEM(count), qemrl.torch.ImplicitQEM(), QEM()
-        middles = torch.as_tensor(midpoints(count), dtype=torch.float32)
+        middles = midpoints(count)
         functions = {
             "mean": lambda: values.mean(-1),
             "fixed levels": lambda: fixed(values),

@@ -177,3 +177,8 @@ def test_the_page_of_adapters_says_what_estimators_do_to_returns_and_to_the_erro
 
 def _errors(own: float | None) -> list[tuple[str, float]]:
     return [] if own is None else [("own", own), ("plain", 0.2)]
+
+
+def test_the_page_of_adapters_in_the_repository_is_what_its_runs_make():
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    assert page == adapters.make_page(ROOT / "results" / "adapters"), "run: python -m benchmarks adapters"

@@ -12,6 +12,7 @@ import pytest
 
 import qemrl
 from qemrl.agents.names import SUMMARIES
+from qemrl.cli import app
 from qemrl.cli.app import COMMANDS, main
 from qemrl.paper.catalog import ITEMS
 
@@ -128,6 +129,17 @@ def test_fits_draws_the_same_figure_and_table_from_the_same_seed(tmp_path, monke
             assert float(row["rmse_random"]) > 1.8 * float(row["rmse_fixed"])
         else:
             assert 0 < float(row["r_squared"]) < 1
+
+
+def test_an_interrupt_that_an_import_turns_into_another_error_is_an_interrupt(monkeypatch, capsys):
+    def fail(*_: object) -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr(app, "_check_command", fail)
+    with pytest.raises(SystemExit) as end:
+        app.main(["list"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "qemrl: interrupted\n"
 
 
 def test_an_interrupt_ends_fits_without_a_traceback(tmp_path):

@@ -8,9 +8,9 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from rich.markup import escape
 from tyro.conf import Positional
@@ -206,8 +206,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"qemrl: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("qemrl: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end_interrupted()
+    except Exception as error:
+        # An interrupt in the middle of an import comes out of some extension modules as an ImportError.
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            _end_interrupted()
+        raise
+
+
+def _end_interrupted() -> NoReturn:
+    print("qemrl: interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _app() -> SubcommandApp:

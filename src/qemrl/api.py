@@ -29,6 +29,7 @@ from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.envs.gym.spaces import encode
 from qemrl.estimators import Statistic
+from qemrl.extras import require_extra
 from qemrl.networks.torsos import register_network as register_network
 from qemrl.training import checkpoint as checkpoints
 from qemrl.training.callbacks import CallbackList, show_progress
@@ -45,7 +46,6 @@ from qemrl.training.loops import (
     read_params,
 )
 from qemrl.training.run_directory import RunDirectory, RunExistsError
-from qemrl.training.tensorboard import require_tensorboard
 from qemrl.training.trackers import make_trackers
 from qemrl.training.train import Stopped, store_config, train
 from qemrl.training.wandb import WandbCallback
@@ -161,7 +161,7 @@ class TrainableAgent:
         settings = {name: convert(value, int, name) for name, value in asked.items() if value is not None}
         tracker = WandbCallback(wandb) if isinstance(wandb, str) else wandb
         if tensorboard:
-            require_tensorboard()
+            require_extra("tensorboard", "--tensorboard")
         loop = self._start()
         config = replace(self.config, steps=self.config.schedule.whole(loop.step + more), **settings)
         loop.set_evaluation_episodes(config.evaluation_episodes)

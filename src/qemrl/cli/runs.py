@@ -434,9 +434,9 @@ def _start(config: "RunConfig", out: Path | None, tensorboard: bool, wandb: "Wan
     )
     with usage():
         if tensorboard:
-            from qemrl.training.tensorboard import require_tensorboard
+            from qemrl.extras import require_extra
 
-            require_tensorboard()
+            require_extra("tensorboard", "--tensorboard")
         # What is wrong with a new run is said before a folder is made.
         loop = None if (folder / "config.json").exists() else make_loop(config)
         try:

@@ -1,7 +1,6 @@
 """The command that searches settings: tune."""
 
 import contextlib
-import importlib.util
 import shlex
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from rich.table import Table
 from qemrl.cli.console import UsageError, print_table, require, require_folder, table, usage
 from qemrl.cli.runs import ENVIRONMENT, describe_defaults, format_help, read_options, take_preset
 from qemrl.cli.sweep import EngineOptions
-from qemrl.extras import how_to_install
+from qemrl.extras import require_extra
 
 if TYPE_CHECKING:
     from qemrl.experiments.ranges import Range
@@ -97,8 +96,8 @@ def tune(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = 
     if asks_help:
         print(_describe(config, preset, env, ranges))
         return
-    there = importlib.util.find_spec("optuna") is not None
-    require(there, f"`qemrl tune` needs a package that is not installed; {how_to_install('tune')}")
+    with usage():
+        require_extra("tune", "`qemrl tune`")
     engine.check()
     for name in ("trials", "num_seeds", "workers"):
         value = getattr(options, name)

@@ -32,8 +32,8 @@ from qemrl.export.program import (
     Policy,
     make_policy,
     measure_difference,
-    require_onnx,
 )
+from qemrl.extras import require_extra
 from qemrl.plotting import style
 from qemrl.plotting.curves import draw_curves
 from qemrl.plotting.distributions import draw_episode
@@ -79,7 +79,7 @@ def export_agent(
     if not chosen or any(name not in FORMATS for name in chosen):
         raise ValueError(f"formats are {' and '.join(FORMATS)}; got {', '.join(map(str, chosen)) or 'none'}")
     if "onnx" in chosen:
-        require_onnx()
+        require_extra("onnx", "the format onnx")
     policy, observations = make_policy(agent, levels), _observe(agent)
     programs: dict[Format, bytes] = {name: FORMATS[name].write(policy) for name in dict.fromkeys(chosen)}
     differences: dict[Format, float] = {

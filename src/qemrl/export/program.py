@@ -19,7 +19,7 @@ from qemrl.api import TrainableAgent
 from qemrl.distributional.ensembles import pool_members
 from qemrl.distributional.representations import Features, ImplicitHead, ImplicitQuantiles, Purpose
 from qemrl.estimators import midpoints
-from qemrl.extras import how_to_install
+from qemrl.extras import require_extra
 from qemrl.networks.layers import Key
 from qemrl.networks.torsos import split_parts
 from qemrl.types import Part, ReturnDist
@@ -196,19 +196,9 @@ def load_stablehlo(program: bytes, policy: Policy) -> Callable[[Arrays], Arrays]
     return lambda inputs: [np.asarray(output) for output in loaded.call(*inputs)]
 
 
-def require_onnx() -> None:
-    """Raise unless the packages are installed.
-
-    Raises:
-        ValueError: They are not; the message says how to install them.
-    """
-    if any(importlib.util.find_spec(name) is None for name in ("jax2onnx", "onnxruntime")):
-        raise ValueError(f"the format onnx needs packages that are not installed; {how_to_install('onnx')}")
-
-
 def write_onnx(policy: Policy) -> bytes:
     """The program as a model of ONNX."""
-    require_onnx()
+    require_extra("onnx", "the format onnx")
     jax2onnx, onnx_ir = (importlib.import_module(name) for name in ("jax2onnx", "onnx_ir"))
     passes = importlib.import_module("onnx_ir.passes.common")
     inputs = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in policy.inputs]

@@ -1,5 +1,6 @@
 """Callbacks, which are told how a run goes and may stop it: the hooks, and those that show progress in a terminal."""
 
+import abc
 import contextlib
 import statistics
 from collections.abc import Iterable
@@ -123,7 +124,7 @@ def show_progress(visible: bool = True, introduce: bool = True) -> list[Callback
     return [ProgressBar(console, introduce) if console.is_terminal else PrintProgress(introduce)]
 
 
-class _OverSeeds(Callback):
+class _OverSeeds(Callback, abc.ABC):
     """A callback that waits until all seeds have told their records of a step."""
 
     def __init__(self) -> None:
@@ -140,9 +141,9 @@ class _OverSeeds(Callback):
             records, self._records = self._records, []
             self.show(step, records)
 
+    @abc.abstractmethod
     def show(self, step: int, records: list[Record]) -> None:
         """Show the records of all seeds."""
-        raise NotImplementedError
 
 
 class PrintProgress(_OverSeeds):

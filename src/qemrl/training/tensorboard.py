@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qemrl.extras import how_to_install
+from qemrl.extras import require_extra
 from qemrl.training.callbacks import Callback, Reason
 from qemrl.training.config import RunConfig
 from qemrl.training.loops import Loop
@@ -17,21 +17,11 @@ from qemrl.training.schedule import Record
 FOLDER = "tensorboard"
 
 
-def require_tensorboard() -> None:
-    """Raise unless the package is installed.
-
-    Raises:
-        ValueError: It is not; the message says how to install it.
-    """
-    if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(f"--tensorboard needs a package that is not installed; {how_to_install('tensorboard')}")
-
-
 class TensorBoardCallback(Callback):
     """A callback that writes event files into the folder `tensorboard` of a run directory, a folder for each seed."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        require_tensorboard()
+        require_extra("tensorboard", "--tensorboard")
         self.directory = directory
         self._writers: dict[int, Any] = {}
 

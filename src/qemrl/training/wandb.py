@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qemrl.config.serialize import to_json
-from qemrl.extras import how_to_install
+from qemrl.extras import require_extra
 from qemrl.training.callbacks import Callback, CallbackError, Reason
 from qemrl.training.config import RunConfig
 from qemrl.training.evaluation import Evaluation
@@ -21,16 +21,6 @@ from qemrl.training.schedule import Record
 from qemrl.training.video import VideoWarning, record_episode
 
 FILE = "wandb.json"
-
-
-def require_wandb() -> None:
-    """Raise unless the package is installed.
-
-    Raises:
-        ValueError: It is not; the message says how to install it.
-    """
-    if importlib.util.find_spec("wandb") is None:
-        raise ValueError(f"--wandb needs a package that is not installed; {how_to_install('wandb')}")
 
 
 class WandbCallback(Callback):
@@ -59,7 +49,7 @@ class WandbCallback(Callback):
             mode: `offline` keeps all on disk, for `wandb sync`; by default as WANDB_MODE says, or else online.
             directory: The run directory, if there is one; `learn` and the commands say which.
         """
-        require_wandb()
+        require_extra("wandb", "--wandb")
         if not project:
             raise ValueError("a run is tracked in a project of Weights & Biases, which needs a name; got ''")
         self.project, self.entity, self.group, self.tags = project, entity, group, tuple(tags)

@@ -1,6 +1,8 @@
 """The library in five calls."""
 
+import importlib
 import signal
+import sys
 import threading
 
 import gymnasium
@@ -179,3 +181,11 @@ def test_progress_is_silent_on_demand_and_one_line_in_a_pipe(saved, capsys):
             callback.on_progress(10.0)
             callback.on_record(config.whole_steps, record | {"time/fps": 50.0})
         assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(("extra", "module"), [("torch", "qemrl.torch"), ("sb3", "qemrl.integrations.sb3")])
+def test_a_module_whose_extra_is_missing_names_it(monkeypatch, extra, module):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ImportError, match=rf"{module} needs a package .*pip install 'qemrl\[{extra}\]'"):
+        importlib.import_module(module)

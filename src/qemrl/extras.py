@@ -4,11 +4,18 @@ import importlib.util
 
 PACKAGES = {
     "onnx": ("jax2onnx", "onnxruntime"),
+    "sb3": ("sb3_contrib",),
     "tensorboard": ("tensorboard",),
+    "tianshou": ("tianshou",),
+    "torch": ("torch",),
     "tune": ("optuna",),
     "wandb": ("wandb",),
 }
 """The modules without which a feature cannot begin, by the extra that brings them."""
+
+
+class MissingExtra(ImportError, ValueError):  # noqa: N818 - what it is, not that it is an error
+    """An extra of this package that is not installed."""
 
 
 def how_to_install(extra: str) -> str:
@@ -24,7 +31,7 @@ def require_extra(extra: str, what: str) -> None:
         what: What needs it, as the user calls it.
 
     Raises:
-        ValueError: It is not; the message says how to install it.
+        MissingExtra: It is not; the message says how to install it.
     """
     if any(importlib.util.find_spec(name) is None for name in PACKAGES[extra]):
-        raise ValueError(f"{what} needs a package that is not installed; {how_to_install(extra)}")
+        raise MissingExtra(f"{what} needs a package that is not installed; {how_to_install(extra)}")

@@ -8,6 +8,10 @@ All else is as in the parents: settings, `save`, `load`, `predict`, callbacks. W
 they learn.
 """
 
+from qemrl.extras import require_extra
+
+require_extra("sb3", "qemrl.integrations.sb3")
+
 import math
 from typing import Any, ClassVar, Literal, cast, get_args
 

@@ -11,6 +11,10 @@ Beside them there is a network for IQN whose levels are stratified, for the plai
 tianshou's agents choose the action of the target with their policy, so the estimator is in both places.
 """
 
+from qemrl.extras import require_extra
+
+require_extra("tianshou", "qemrl.integrations.tianshou")
+
 from typing import Any
 
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy

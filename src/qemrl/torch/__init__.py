@@ -8,6 +8,10 @@ At fixed levels a module holds its weights, and a call is one product:
 At random levels, as in IQN, they come with every call: `qemrl.torch.ImplicitQEM()(quantiles, levels)`.
 """
 
+from qemrl.extras import require_extra
+
+require_extra("torch", "qemrl.torch")
+
 from qemrl.torch.modules import QEM, Implicit, ImplicitQEM, Linear, Mean, MeanStd, left_truncated_std, make_module
 
 __all__ = ["QEM", "Implicit", "ImplicitQEM", "Linear", "Mean", "MeanStd", "left_truncated_std", "make_module"]

@@ -104,10 +104,54 @@ def test_a_finished_run_says_so_and_goes_on_when_asked(run, tmp_path, capsys):
         assert {tag for tag, _, _ in events} >= {"time/fps", "train/loss", "dist/q", "rollout/ep_rew_mean"}
 
 
-def test_a_run_cannot_be_shortened(run, tmp_path, capsys):
-    folder = tmp_path / "copy"
+def unfinished_copy(run: Path, folder: Path) -> Path:
     subprocess.run(["cp", "-r", run, folder], check=True)
     (folder / "DONE").unlink()
+    return folder
+
+
+def test_damaged_metrics_are_made_again_where_a_checkpoint_allows_it(run, tmp_path, capsys):
+    folder = unfinished_copy(run, tmp_path / "copy")
+    content = (run / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(content[:-10] + b"?" + content[-9:])
+    main(["resume", str(folder)])
+    assert "goes back from step 200 to 100" in capsys.readouterr().out
+    for name in ("metrics.jsonl", "DONE"):
+        assert (folder / name).read_bytes() == (run / name).read_bytes()
+    assert RunDirectory(folder).find_damage() == []
+
+
+def test_damaged_metrics_that_cannot_be_made_again_are_said_and_the_run_is_finished(run, tmp_path, capsys):
+    folder = unfinished_copy(run, tmp_path / "copy")
+    (folder / "metrics.jsonl").write_bytes(b"?" + (run / "metrics.jsonl").read_bytes())
+    main(["resume", str(folder)])
+    assert "metrics.jsonl: line 1 was damaged" in capsys.readouterr().out
+    assert RunDirectory(folder).find_damage() == ["metrics.jsonl: line 1 was damaged"]
+    assert [record["seed"] for record in RunDirectory(folder).read_metrics()] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "export"])
+def test_a_changed_setting_ends_a_command(run, tmp_path, capsys, command):
+    folder = unfinished_copy(run, tmp_path / "copy")
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"discount": 0.99', '"discount": 0.19'))
+    rest = ("--out", str(tmp_path / "out")) if command == "export" else ()
+    assert "agent.discount is 0.19 in config.json, but 0.99 in" in fails(capsys, command, str(folder), *rest)
+    # with a checksum of its own, so that only the checkpoint knows better
+    checkpoints = tmp_path / "checkpoints"
+    (folder / "checkpoints").rename(checkpoints)
+    (folder / "config.json").write_bytes((run / "config.json").read_bytes())
+    record = RunDirectory(folder)
+    record.replace_config({**record.config, "agent": {**record.config["agent"], "discount": 0.19}})
+    checkpoints.rename(folder / "checkpoints")
+    with pytest.raises(SystemExit) as caught:
+        main([command, str(folder), *rest])
+    assert caught.value.code
+    assert "agent.discount is 0.19 in config.json, but 0.99 in step_000000000200" in capsys.readouterr().err
+
+
+def test_a_run_cannot_be_shortened(run, tmp_path, capsys):
+    folder = unfinished_copy(run, tmp_path / "copy")
     assert "further than the 200 steps that are planned; got 100" in fails(
         capsys, "resume", str(folder), "--steps", "100"
     )
@@ -234,9 +278,7 @@ def test_a_folder_with_another_run_is_left_alone(run, tmp_path, capsys):
 
 
 def test_a_run_that_is_being_written_is_not_written_twice(run, tmp_path, capsys):
-    folder = tmp_path / "copy"
-    subprocess.run(["cp", "-r", run, folder], check=True)
-    (folder / "DONE").unlink()
+    folder = unfinished_copy(run, tmp_path / "copy")
     with RunDirectory(folder).lock():
         assert "is being written by process" in fails(capsys, "resume", str(folder))
 

@@ -111,10 +111,12 @@ def test_damaged_runs_are_named_with_the_reason_and_do_not_stop_the_others(tmp_p
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
-    named = written(tmp_path / "renamed", {2: {1000: 1.0}})
-    record = json.loads((named.path / "config.json").read_text())
-    record["config"]["preset"] = "rainbow"
-    (named.path / "config.json").write_text(json.dumps(record))
+    for name, done in (("renamed", True), ("unknown", False)):
+        named = written(tmp_path / name, {2: {1000: 1.0}}, done=done)
+        record = json.loads((named.path / "config.json").read_text())
+        record["config"]["preset"] = "rainbow"
+        del record["digest"]  # as versions had it that kept none
+        (named.path / "config.json").write_text(json.dumps(record))
     found = read_runs(tmp_path)
     assert [(run.name, run.state) for run in found.runs] == [
         ("cut", "finished"),
@@ -127,7 +129,8 @@ def test_damaged_runs_are_named_with_the_reason_and_do_not_stop_the_others(tmp_p
     assert "no seed of (2,)" in reasons["foreign"]
     assert "got inf" in reasons["infinite"]
     assert "no time/fps above 0" in reasons["timed"]
-    assert "'rainbow'" in reasons["renamed"]
+    assert 'preset is "rainbow" in config.json, but "qr-dqn" in DONE' in reasons["renamed"]
+    assert "'rainbow', which does not exist" in reasons["unknown"]
     assert {"listed", "empty", "no-run", "no-type", "number"} < set(reasons)
 
 

@@ -92,7 +92,7 @@ def files(out: Path) -> dict[str, bytes]:
         last = max(path.name for path in (run / "checkpoints").iterdir())
         for path in sorted(run.rglob("*")):
             name = path.relative_to(run)
-            if path.is_file() and name.parts[0] not in ("timing.jsonl", "log.txt", "lock"):
+            if path.is_file() and name.parts[0] not in ("timing.jsonl", "SHA256SUMS", "log.txt", "lock"):
                 if name.parts[0] == "checkpoints" and name.parts[1] != last:
                     continue
                 found[f"{run.name}/{name}"] = path.read_bytes()

@@ -86,7 +86,7 @@ def learned(tmp_path_factory):
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a run that do not depend on the clock or on who ran it."""
     files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    others = ("timing.jsonl", "lock", "config.json", "tensorboard")
+    others = ("timing.jsonl", "SHA256SUMS", "lock", "config.json", "tensorboard")
     return {str(name): path.read_bytes() for name, path in files.items() if name.parts[0] not in others}
 
 

@@ -4,10 +4,12 @@ import errno
 import hashlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,14 @@ import optax
 import pytest
 
 from qemrl.training import checkpoint
-from qemrl.training.checkpoint import CheckpointError, CheckpointWarning, load_latest, save
+from qemrl.training.checkpoint import (
+    CheckpointError,
+    CheckpointWarning,
+    compute_digest,
+    load_latest,
+    read_metas,
+    save,
+)
 from qemrl.training.pytrees import flatten, unflatten
 
 GRID = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -457,3 +466,51 @@ def test_data_that_make_no_key_are_named():
 def test_a_dtype_that_jax_does_not_have_is_named():
     with pytest.raises(ValueError, match=r"\[0\] is int64, which JAX has only with jax_enable_x64"):
         unflatten([jax.ShapeDtypeStruct((2,), np.int64)], {"[0]": np.zeros(2, np.int64)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "|O"},
+        {"dtype": "nonsense"},
+        {"shape": [2**40]},
+        {"shape": [-1]},
+        {"shape": "3"},
+        {"order": "K"},
+        {"bytes": "12"},
+        {"file": 7},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_lies_about_an_array_is_refused_before_memory_is_taken(tmp_path, change):
+    path = save(tmp_path, 1, {"x": np.arange(3.0)}, {})
+    forge(path, lambda document: document["arrays"]["x"].update(change))
+    with pytest.raises(CheckpointError, match="describes an array that cannot be"), pytest.warns(CheckpointWarning):
+        load_latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"arrays": []}, {"meta": 1}, {"step": "1"}, {"format": "1"}, {"format": None}], ids=str
+)
+def test_a_manifest_with_other_fields_is_refused(tmp_path, change):
+    forge(save(tmp_path, 1, {}, {}), lambda document: document.update(change))
+    with pytest.raises(CheckpointError, match=r"manifest\.json"), pytest.warns(CheckpointWarning):
+        load_latest(tmp_path)
+    assert list(read_metas(tmp_path)) == []
+
+
+def forge(path: Path, change: Callable[[dict], None]) -> None:
+    """Change a manifest, with the checksum that goes with it."""
+    document = json.loads((path / "manifest.json").read_text())
+    change(document)
+    sealed = document | {"digest": compute_digest(document)}
+    (path / "manifest.json").write_text(json.dumps(sealed, sort_keys=True, indent=1))
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_block(tmp_path):
+    path = save(tmp_path, 1, {"x": np.arange(3.0)}, {})
+    for name in ("00000_x.npy", "manifest.json"):
+        (path / name).unlink()
+        os.mkfifo(path / name)
+        with pytest.raises(CheckpointError, match="not a regular file"), pytest.warns(CheckpointWarning):
+            load_latest(tmp_path)

@@ -20,8 +20,16 @@ import numpy as np
 import pytest
 
 import qemrl
+from qemrl.training import checkpoint
 from qemrl.training.machine import file_commit
-from qemrl.training.run_directory import RunDirectory, RunExistsError, RunLockedError, RunWriteError, write_atomic
+from qemrl.training.run_directory import (
+    ChangedConfigError,
+    RunDirectory,
+    RunExistsError,
+    RunLockedError,
+    RunWriteError,
+    write_atomic,
+)
 
 CONFIG = {"type": "Run", "steps": 10, "estimator": {"type": "QEM", "order": 4}, "sizes": (1, 2)}
 
@@ -193,21 +201,149 @@ def test_a_damaged_line_in_the_middle_is_named(run):
         run.read_metrics()
 
 
-def test_metrics_that_are_shorter_than_at_the_checkpoint_are_an_error(run):
-    run.append({"step": 1})
-    with pytest.raises(ValueError, match="has 12 bytes, but had 13 at the checkpoint"):
-        run.truncate_metrics(13)
-    with pytest.raises(ValueError, match=r"no line of .* ends at byte 5"):
-        run.truncate_metrics(5)
-    assert run.read_metrics() == [{"step": 1}]
+def write_metrics(run: RunDirectory, steps: range) -> None:
+    for step in steps:
+        run.append({"step": step, "seed": 0, "x": step / 3})
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["with checksum", "of an older version"])
+@pytest.mark.parametrize(
+    ("damage", "loss"),
+    [
+        (lambda lines: [*lines[:2], lines[2][:9]], ["metrics.jsonl: what came after step 1 was lost"]),
+        (lambda lines: lines[:2], ["metrics.jsonl: what came after step 1 was lost"]),
+        (lambda lines: lines[:0], ["metrics.jsonl: what came after step 0 was lost"]),
+        (lambda lines: [lines[0], lines[1].replace(b"{", b"["), *lines[2:]], ["metrics.jsonl: line 2 was damaged"]),
+        (lambda lines: [lines[0].replace(b"seed", b"seef"), *lines[1:]], ["metrics.jsonl: line 1 was damaged"]),
+        (lambda lines: [b"[" * 100_000 + b"\n", *lines[1:]], ["metrics.jsonl: line 1 was damaged"]),
+    ],
+    ids=["cut in a line", "cut", "gone", "a bit of the syntax", "a bit of a name", "nested"],
+)
+def test_metrics_that_were_damaged_before_the_checkpoint_are_mended_as_far_as_they_go(run, damage, loss, checksum):
+    write_metrics(run, range(3))
+    run.append_timing({"step": 0, "time/fps": 1.0, "machine": "a"})
+    meta = {name: value for name, value in run.describe().items() if checksum or name == "metrics_bytes"}
+    write_metrics(run, range(3, 5))
+    assert run.has_metrics_of(meta)
+    whole = (run.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    changed = damage(whole[:3])
+    longer = [*changed, *whole[3:]] if "line" in loss[0] else changed
+    (run.path / "metrics.jsonl").write_bytes(b"".join(longer))
+    assert not run.has_metrics_of(meta)
+    assert run.restore_metrics(2, meta) == run.damage == run.describe()["damage"] == loss
+    assert run.read_metrics() == [json.loads(line) for line in whole[:3] if line in changed]
+    if "line" in loss[0]:
+        assert (run.path / "metrics.jsonl.damaged").read_bytes() == b"".join(longer)
+
+
+def test_a_number_that_was_changed_is_noticed(run):
+    write_metrics(run, range(3))
+    meta, file = run.describe(), run.path / "metrics.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"0.33", b"0.73"))
+    assert not run.has_metrics_of(meta)
+    assert run.restore_metrics(2, meta) == ["metrics.jsonl has a wrong checksum: some of its numbers may be wrong"]
+    run.finish({"step": 2})
+    assert RunDirectory(run.path).find_damage() == run.damage
+
+
+def test_a_damaged_line_of_times_goes_when_the_run_is_resumed(run):
+    write_metrics(run, range(1))
+    (run.path / "timing.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+    assert run.restore_metrics(0, run.describe()) == ["timing.jsonl: line 2 was damaged"]
+    assert run.read_timing() == [{"step": 1}, {"step": 2}]
+
+
+def test_what_changes_in_a_finished_run_is_noticed(run):
+    write_metrics(run, range(3))
+    run.append_timing({"step": 2, "time/fps": 5.0})
+    run.finish({"step": 2})
+    checked = subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=run.path, capture_output=True, check=False)
+    assert checked.returncode == 0
+    assert run.is_verified
+    assert run.find_damage() == []
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        file = run.path / name
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"2", b"3"))
+        assert run.find_damage() == [f"{name} is not what it was when the run finished: its checksum is another"]
+        file.unlink()
+        assert run.find_damage() == [f"{name} is missing"]
+        file.write_bytes(content)
+    for text, message in [("{", "cannot be read"), ("[" * 100_000, "nested too deeply"), ("[]", "no JSON object")]:
+        (run.path / "DONE").write_text(text)
+        [sentence] = RunDirectory(run.path).find_damage()
+        assert message in sentence
+    run.finish({"step": 2})
+    (run.path / "SHA256SUMS").unlink()
+    assert "unverified" in run.find_damage()[0]
+
+
+def test_a_changed_setting_is_named(run):
+    file = run.path / "config.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"order": 4', '"order": 6'))
+    with pytest.raises(ChangedConfigError, match="its checksum is wrong"):
+        RunDirectory(run.path)
+    checkpoint.save(run.checkpoints, 7, {}, {"config": run.config})
+    with pytest.raises(
+        ChangedConfigError, match=r"estimator.order is 6 in config.json, but 4 in the checkpoint of step 7"
+    ):
+        RunDirectory(run.path)
+    file.write_text(whole)
+    run.finish({"step": 10})
+    assert RunDirectory(run.path).config == run.config
+    other = RunDirectory.create(run.path.parent / "other", CONFIG | {"steps": 11}, {})
+    shutil.copy(other.path / "config.json", file)
+    with pytest.raises(ChangedConfigError, match=r"steps is 11 in config.json, but 10 in DONE"):
+        RunDirectory(run.path)
+
+
+def test_a_run_without_checksums_is_read_as_unverified(run):
+    record = json.loads((run.path / "config.json").read_text())
+    del record["digest"]
+    (run.path / "config.json").write_text(json.dumps(record))
+    (run.path / "DONE").write_text('{"step": 10}')
+    old = RunDirectory(run.path)
+    assert not old.is_verified
+    assert old.find_damage() == []
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "checkpoints", "DONE"])
+def test_a_link_out_of_a_run_is_refused_and_a_pipe_does_not_block(run, name, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (run.path / name).symlink_to(outside)
+    with pytest.raises(ValueError, match=rf"{name} is a link that leads out of the run, to .*outside"):
+        RunDirectory(run.path)
+    (run.path / name).unlink()
+    os.mkfifo(run.path / name)
+    with pytest.raises(ValueError, match=rf"{name} is neither a file nor a folder; remove it"):
+        RunDirectory(run.path)
+    (run.path / name).unlink()
+    (run.path / "kept").mkdir()
+    (run.path / name).symlink_to("kept")
+    RunDirectory(run.path)
+
+
+def test_an_evaluation_that_was_changed_or_is_a_pipe_is_refused(run):
+    file = run.write_evaluation("a", {"returns": [1.0, 2.0]})
+    assert run.read_evaluation("a") == {"returns": [1.0, 2.0]}
+    file.write_text(file.read_text().replace("2.0", "3.0"))
+    with pytest.raises(ValueError, match=r"a.json has a wrong checksum"):
+        run.read_evaluation("a")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="not a regular file"):
+        run.read_evaluation("a")
 
 
 def test_evaluations_and_the_end_are_written_as_wholes(run):
     path = run.write_evaluation("step_10", {"returns": np.array([1.0, 2.0]), "episodes": [{"length": 3}]})
     assert path == run.path / "evaluations" / "step_10.json"
-    assert json.loads(path.read_text()) == {"returns": [1.0, 2.0], "episodes": [{"length": 3}]}
+    assert run.read_evaluation("step_10") == {"returns": [1.0, 2.0], "episodes": [{"length": 3}]}
     assert run.write_evaluation("step_10", {}) == path
-    assert json.loads(path.read_text()) == {}
+    assert run.read_evaluation("step_10") == {}
+    assert run.read_evaluation("step_11") is None
     for name in ("", "a/b", "..", ".hidden", "../x"):
         with pytest.raises(ValueError, match="name of an evaluation"):
             run.write_evaluation(name, {})
@@ -215,7 +351,7 @@ def test_evaluations_and_the_end_are_written_as_wholes(run):
     assert not run.done
     run.finish({"steps": 10})
     assert RunDirectory(run.path).done
-    assert json.loads((run.path / "DONE").read_text()) == {"steps": 10}
+    assert run.read_done() == {"steps": 10, "config": run.config}
     assert run.checkpoints == run.path / "checkpoints"
 
 
@@ -314,7 +450,7 @@ def test_a_write_that_fails_part_way_says_so_and_leaves_whole_lines(run):
     assert (run.path / "metrics.jsonl").read_bytes().endswith(b"\n")
     with tiny_files(), pytest.raises(RunWriteError, match="DONE could not be written: the disk or a quota is full"):
         run.finish({"text": "x" * 2000})
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["SHA256SUMS", "config.json", "metrics.jsonl"]
 
 
 FULL = """
@@ -354,5 +490,7 @@ def test_a_full_disk_says_so_and_leaves_whole_lines(tmp_path):
     assert first.startswith(
         f"{errno.ENOSPC} {tmp_path}/run/metrics.jsonl could not be written: the disk or a quota is full"
     )
-    assert second.startswith(f"{errno.ENOSPC} {tmp_path}/run/DONE could not be written: the disk or a quota is full")
-    assert rest == "['config.json', 'metrics.jsonl']"
+    assert second.startswith(
+        f"{errno.ENOSPC} {tmp_path}/run/SHA256SUMS could not be written: the disk or a quota is full"
+    )
+    assert rest == "['config.json', 'metrics.jsonl']"  # there was no room for the checksums either

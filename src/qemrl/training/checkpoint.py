@@ -11,9 +11,11 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -121,6 +123,43 @@ def load_latest(
     return None
 
 
+def read_metas(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The steps and metadata of the checkpoints whose manifests are whole, the newest first; no array is read."""
+    for path in _checkpoints(folder):
+        with contextlib.suppress(CheckpointError, _DamagedError, OSError):
+            yield _step(path), _read_manifest(path)["meta"]
+
+
+def open_regular(path: Path) -> io.FileIO:
+    """A file to read; a pipe or a device in its place is refused, and not waited for.
+
+    Raises:
+        OSError: There is no such file, or it is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor, "r")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file; remove it", str(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+        ValueError: It is none, or so deeply nested that only malice explains it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def compute_digest(document: Mapping[str, Any]) -> str:
+    """The SHA-256 of a JSON document, but for the entry `digest`, in which it is kept."""
+    return hashlib.sha256(_canonical({key: document[key] for key in document if key != "digest"})).hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -162,10 +201,6 @@ def _canonical(document: Any) -> bytes:
     return json.dumps(document, sort_keys=True, indent=1).encode("ascii")
 
 
-def _digest(document: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical({key: document[key] for key in document if key != "digest"})).hexdigest()
-
-
 def _write_files(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
     entries = {}
     for index, (name, array) in enumerate(arrays.items()):
@@ -174,7 +209,7 @@ def _write_files(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta
         entries[name] = _write_array(folder / f"{index:05d}_{readable}.npy", array)
     document = {"format": FORMAT, "step": step, "arrays": entries, "meta": dict(meta)}
     with (folder / _MANIFEST).open("xb") as file:
-        file.write(_canonical(document | {"digest": _digest(document)}))
+        file.write(_canonical(document | {"digest": compute_digest(document)}))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
@@ -277,37 +312,64 @@ def _failure(folder: Path, step: int, needed: int, error: Exception) -> str:
 def _read(path: Path, wanted: Callable[[str], bool]) -> Checkpoint:
     manifest = _read_manifest(path)
     entries = {name: entry for name, entry in manifest["arrays"].items() if wanted(name)}
-    arrays = {name: _read_array(path / Path(entry["file"]).name, entry) for name, entry in entries.items()}
+    arrays = {name: _read_array(path, entry) for name, entry in entries.items()}
     return Checkpoint(manifest["step"], arrays, manifest["meta"], path)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    text = (path / _MANIFEST).read_bytes()
+    with open_regular(path / _MANIFEST) as file:
+        text = file.read()
     try:
-        document = json.loads(text)
+        document = parse_json(text)
         # A file that is not byte for byte what would be written for its content has been changed.
-        whole = document["digest"] == _digest(document) and text == _canonical(document)
+        whole = document["digest"] == compute_digest(document) and text == _canonical(document)
+        too_new = document["format"] > FORMAT
     except (ValueError, TypeError, KeyError) as error:
         raise _DamagedError(f"{_MANIFEST} cannot be read: {error}") from error
     if not whole:
         raise _DamagedError(f"{_MANIFEST} has a wrong checksum")
-    if document["format"] > FORMAT:
+    if too_new:
         raise CheckpointError(
             f"{path} has format {document['format']}, from a later version of qemrl than this one, which reads formats "
             f"up to {FORMAT}; upgrade qemrl"
         )
-    if document["step"] != _step(path):
-        raise _DamagedError(f"{_MANIFEST} is that of step {document['step']}")
+    if document.get("step") != _step(path):
+        raise _DamagedError(f"{_MANIFEST} is that of step {document.get('step')}")
+    if not isinstance(document.get("meta"), dict) or not isinstance(document.get("arrays"), dict):
+        raise _DamagedError(f"{_MANIFEST} has no arrays or no meta")
     return document
 
 
-def _read_array(path: Path, entry: Mapping[str, Any]) -> np.ndarray:
-    array = np.empty(entry["shape"], entry["dtype"], order=entry["order"])
+def _require_entry(entry: Any) -> np.dtype:
+    """The dtype of an array, if what the manifest says about it can be true; before any memory is taken for it."""
+    match entry:
+        case {
+            "file": str(),
+            "sha256": str(),
+            "bytes": int(size),
+            "dtype": str(name),
+            "shape": [*shape],
+            "order": order,
+        }:
+            try:
+                dtype = np.dtype(name)
+            except (TypeError, ValueError, SyntaxError):
+                dtype = np.dtype(object)
+            counts = all(type(length) is int and length >= 0 for length in shape)
+            if counts and order in ("C", "F") and dtype.kind in "biufc" and math.prod(shape) * dtype.itemsize <= size:
+                return dtype
+    raise _DamagedError(f"{_MANIFEST} describes an array that cannot be: {str(entry)[:200]}")
+
+
+def _read_array(folder: Path, entry: Mapping[str, Any]) -> np.ndarray:
+    dtype = _require_entry(entry)
+    path = folder / Path(entry["file"]).name
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             raise _DamagedError(f"{path.name} has {size} bytes, not {entry['bytes']}")
+        array = np.empty(entry["shape"], dtype, order=entry["order"])
         # What the header says stands in the manifest as well, so that a damaged header is hashed, never parsed.
         digest.update(file.read(size - array.nbytes))
         for piece in _pieces(array):

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,11 +18,16 @@ from qemrl.envs.gym.atari import AtariProtocol, protocol_for
 from qemrl.envs.gym.catalog import is_atari
 from qemrl.envs.jax.registry import is_jax_env
 from qemrl.networks.torsos import find_network
-from qemrl.training.run_directory import RunDirectory
+from qemrl.training.checkpoint import Checkpoint
+from qemrl.training.run_directory import ChangedConfigError, RunDirectory, find_differences
 from qemrl.training.schedule import StepSchedule, make_step_schedule
 
 MOST_FRAMES = 255
 """How many frames an observation can stack: replay keeps that number in a byte."""
+
+
+SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "checkpoint_every")
+"""The settings that a run may be resumed with others of."""
 
 
 @dataclass(frozen=True)
@@ -328,6 +333,17 @@ def require_complete(config: RunConfig) -> None:
             f"{what} and cannot be read from a file: give it again, qemrl.load(path, overrides={{{again}}})"
         )
     find_network(config.agent.network.torso)
+
+
+def require_same_config(config: RunConfig, found: Checkpoint) -> None:
+    """Raise unless a checkpoint is of a run with this configuration, which may go on further and keep more or less."""
+    if "config" not in found.meta:  # it is of a version that did not keep it
+        return
+    kept = read_config(found.meta["config"])
+    wanted = replace(config, **{name: getattr(kept, name) for name in SCHEDULE})
+    changes = find_differences(to_json(wanted), to_json(kept), "", "in config.json", f"in {found.path.name}")
+    if changes:
+        raise ChangedConfigError(found.path.parent.parent, changes)
 
 
 def create_run(path: Path, config: RunConfig, extra: Mapping[str, Any]) -> RunDirectory:

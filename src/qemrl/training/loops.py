@@ -23,7 +23,7 @@ from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
 from qemrl.training import checkpoint
 from qemrl.training.compiled_loop import CompiledLoop
-from qemrl.training.config import RunConfig, require_complete
+from qemrl.training.config import RunConfig, require_complete, require_same_config
 from qemrl.training.evaluation import make_act, play_in_host_envs, play_in_jax_env
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.machine import require_memory
@@ -241,6 +241,7 @@ def read_params(
     found = checkpoint.load_latest(folder, lambda name: place in name, step)
     if found is None:
         return None
+    require_same_config(config, found)
     if config.is_compiled:
         arrays = {name.removeprefix(place): array[index] for name, array in found.arrays.items()}
     else:  # each host loop has its own, with its number before them

@@ -1,6 +1,6 @@
 """The folder of a run: what was asked for, what was measured, what was saved, and whether it is finished.
 
-config.json       the configuration, and the versions that ran it
+config.json       the configuration, and the versions that ran it, with a checksum
 metrics.jsonl     one JSON object a line; the same, byte for byte, however often the run was interrupted
 timing.jsonl      the same for what depends on the clock and the machine
 checkpoints/      the last two, with all that is needed to go on (see `checkpoint`)
@@ -8,24 +8,30 @@ best/             one more, of the parameters alone: those that had the highest 
 evaluations/      NAME.json
 tensorboard/      event files, if they are asked for
 wandb.json        the project and runs of Weights & Biases, if the run is tracked there
-DONE              the summary of a finished run
+DONE              the summary of a finished run, with its configuration
+SHA256SUMS        checksums of the metrics and times of a finished run, as `sha256sum --check` reads them
 lock              held by the process that writes
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qemrl.training.checkpoint import FULL_DISK, sync_folder
+from qemrl.training.checkpoint import FULL_DISK, compute_digest, open_regular, parse_json, read_metas, sync_folder
 from qemrl.training.machine import code_commit
+
+SUMS = "SHA256SUMS"
+METRICS_TAGS = ("step", "seed")
+"""What every line of metrics.jsonl has."""
 
 
 class RunExistsError(Exception):
@@ -34,6 +40,16 @@ class RunExistsError(Exception):
 
 class RunLockedError(Exception):
     """Another process writes this run."""
+
+
+class ChangedConfigError(ValueError):
+    """The configuration of a run is not the one that it was run with."""
+
+    def __init__(self, path: Path, changes: Iterable[str]) -> None:
+        super().__init__(
+            f"{path / 'config.json'} was changed or damaged: {'; '.join(changes)}. Restore it from a copy; for other "
+            "settings, begin another run"
+        )
 
 
 class RunWriteError(Exception):
@@ -45,14 +61,19 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.damage: list[str] = []
+        """What was found to be lost when the run was resumed, a sentence each; checkpoints and DONE keep it."""
+
         file = path / "config.json"
         if not file.is_file():
             raise ValueError(f"{path} holds no run: there is no config.json; begin one with `qemrl train --out {path}`")
+        _refuse_strange_items(path)
         try:
-            self.record: dict[str, Any] = json.loads(file.read_bytes())
+            self.record: dict[str, Any] = parse_json(file.read_bytes())
             self.config: dict[str, Any] = self.record["config"]
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{file} cannot be read ({error!r}); restore it, or choose another folder") from error
+        self._require_config()
 
     @classmethod
     def create(cls, path: Path, config_json: Mapping[str, Any], extra: Mapping[str, Any]) -> "RunDirectory":
@@ -83,9 +104,15 @@ class RunDirectory:
             raise ValueError(f"{path} is not empty and holds no run; choose another folder with --out")
         with _explain_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-        record = _provenance() | {"config": dict(config_json), "extra": dict(extra)}
-        write_atomic(path / "config.json", json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n")
+        _write_config(path, _provenance() | {"config": dict(config_json), "extra": dict(extra)})
         return cls(path)
+
+    def replace_config(self, config_json: Mapping[str, Any]) -> None:
+        """Put another configuration into config.json; the run is then no longer finished."""
+        # In this order: a run that is not marked as finished and has nothing left to do is merely marked again.
+        (self.path / "DONE").unlink(missing_ok=True)
+        self.record["config"] = self.config = dict(config_json)
+        _write_config(self.path, self.record)
 
     @property
     def checkpoints(self) -> Path:
@@ -103,14 +130,85 @@ class RunDirectory:
         return (self.path / "DONE").exists()
 
     @property
+    def is_verified(self) -> bool:
+        """Whether there are checksums of what is there: versions before 0.1 kept none."""
+        return "digest" in self.record
+
+    def read_done(self) -> dict[str, Any]:
+        """The summary of a finished run; empty if it is not finished.
+
+        Raises:
+            ValueError: It cannot be read.
+        """
+        return _read_object(self.path / "DONE") or {}
+
+    def find_damage(self) -> list[str]:
+        """What is known to be lost or changed of a finished run, a sentence each."""
+        try:
+            done = self.read_done()
+        except (OSError, ValueError) as error:
+            return [str(error)]
+        damage = [str(sentence) for sentence in done.get("damage", ())]
+        if "config" not in done:  # it is not finished, or was by a version that kept no checksums
+            return damage
+        try:
+            sums = (self.path / SUMS).read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return [*damage, f"{SUMS} cannot be read: {self._metrics.name} and {self._timing.name} are unverified"]
+        for file in (self._metrics, self._timing):
+            if file.exists() and f"{_hash_file(file)}  {file.name}\n" not in sums:
+                damage.append(f"{file.name} is not what it was when the run finished: its checksum is another")
+            elif not file.exists() and f"  {file.name}\n" in sums:
+                damage.append(f"{file.name} is missing")
+        return damage
+
+    @property
     def metrics_bytes(self) -> int:
-        """The size of metrics.jsonl, all of which is on disk: what a checkpoint keeps for `truncate_metrics`."""
+        """The size of metrics.jsonl, all of which is on disk."""
         try:
             with self._metrics.open("rb") as file:
                 os.fsync(file.fileno())
                 return os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             return 0
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the run directory, for `has_metrics_of` and `restore_metrics`."""
+        size = self.metrics_bytes
+        digest = hashlib.sha256(self._metrics.read_bytes() if size else b"").hexdigest()
+        known = {"metrics_bytes": size, "metrics_sha256": digest, "config": self.config}
+        return known | ({"damage": self.damage} if self.damage else {})
+
+    def has_metrics_of(self, meta: Mapping[str, Any]) -> bool:
+        """Whether metrics.jsonl still begins with what it was at a checkpoint with these metadata."""
+        size = meta["metrics_bytes"]
+        there = _read_start(self._metrics, size)
+        if len(there) < size:
+            return False
+        if "metrics_sha256" in meta:
+            return hashlib.sha256(there).hexdigest() == meta["metrics_sha256"]
+        *lines, rest = there.split(b"\n")
+        return not rest and all(_is_record(line, METRICS_TAGS) for line in lines)
+
+    def restore_metrics(self, step: int, meta: Mapping[str, Any]) -> list[str]:
+        """Take metrics.jsonl back to the checkpoint of a step with these metadata, from which the run goes on.
+
+        Lines that cannot be read go from it and from timing.jsonl; a copy of the file stays beside it.
+
+        Returns:
+            What is lost, a sentence each.
+        """
+        lost = [*meta.get("damage", ()), *_remove_damaged_lines(self._timing, ("step",), None)]
+        if self.has_metrics_of(meta):
+            self.truncate_metrics(meta["metrics_bytes"])
+        else:
+            is_short = self.metrics_bytes < meta["metrics_bytes"]
+            found = _remove_damaged_lines(self._metrics, METRICS_TAGS, step)
+            if is_short:
+                found.append(f"metrics.jsonl: what came after step {self._last_step():,} was lost")
+            lost += found or ["metrics.jsonl has a wrong checksum: some of its numbers may be wrong"]
+        self.damage = list(dict.fromkeys(lost))
+        return self.damage
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl: the step, and values by tag, none of which may depend on the clock.
@@ -124,17 +222,8 @@ class RunDirectory:
         _append(self._timing, record)
 
     def truncate_metrics(self, size: int) -> None:
-        """Take metrics.jsonl back to `metrics_bytes` of the checkpoint from which the run goes on."""
+        """Take metrics.jsonl back to its first bytes, which end with a line."""
         with _explain_errors(self._metrics), self._metrics.open("a+b") as file:
-            there = file.seek(0, os.SEEK_END)
-            if not 0 <= size <= there:
-                raise ValueError(
-                    f"{self._metrics} has {there} bytes, but had {size} at the checkpoint: lines were lost; "
-                    "restore the file from a copy, or begin the run again elsewhere with --out"
-                )
-            file.seek(max(size - 1, 0))
-            if size and file.read(1) != b"\n":
-                raise ValueError(f"no line of {self._metrics} ends at byte {size}; was the file edited?")
             file.truncate(size)
             os.fsync(file.fileno())
 
@@ -155,9 +244,18 @@ class RunDirectory:
         return _read_lines(self._timing)
 
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
-        """What evaluations/NAME.json holds; None if there is no such file."""
+        """What evaluations/NAME.json holds; None if there is no such file.
+
+        Raises:
+            ValueError: It cannot be read, or has a wrong checksum.
+        """
         file = self.path / "evaluations" / f"{name}.json"
-        return json.loads(file.read_bytes()) if file.exists() else None
+        found = _read_object(file)
+        if found is None or "digest" not in found:
+            return found
+        if found.pop("digest") != compute_digest(found):
+            raise ValueError(f"{file} has a wrong checksum; remove it, or restore it from a copy")
+        return found
 
     def write_evaluation(self, name: str, data: Mapping[str, Any]) -> Path:
         """The file evaluations/NAME.json, written with the data; one of the same name is replaced."""
@@ -166,12 +264,16 @@ class RunDirectory:
         folder = self.path / "evaluations"
         with _explain_errors(folder):
             folder.mkdir(exist_ok=True)
-        write_atomic(folder / f"{name}.json", _json(data, indent=2))
+        plain = _plain(data, "")
+        write_atomic(folder / f"{name}.json", _json(plain | {"digest": compute_digest(plain)}, indent=2))
         return folder / f"{name}.json"
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Mark the run as finished."""
-        write_atomic(self.path / "DONE", _json(summary, indent=2))
+        """Mark the run as finished, with checksums of what reports read."""
+        files = [file for file in (self._metrics, self._timing) if file.exists()]
+        write_atomic(self.path / SUMS, "".join(f"{_hash_file(file)}  {file.name}\n" for file in files))
+        damage = {"damage": self.damage} if self.damage else {}
+        write_atomic(self.path / "DONE", _json({**summary, **damage, "config": self.config}, indent=2))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -185,6 +287,23 @@ class RunDirectory:
             for half in (*self.path.glob(".*.tmp"), *self.path.glob("evaluations/.*.tmp")):
                 half.unlink()
             yield
+
+    def _last_step(self) -> int:
+        """The step of the last line of metrics.jsonl; 0 if there is none."""
+        return max((record["step"] for record in self.read_metrics()), default=0)
+
+    def _require_config(self) -> None:
+        """Raise if config.json is not what was written, or not that of the run which was finished."""
+        changes = []
+        with contextlib.suppress(OSError, ValueError):  # `find_damage` says what is wrong with DONE
+            witness = self.read_done().get("config", self.config)
+            changes = find_differences(self.config, witness, "", "in config.json", "in DONE")
+        if not changes and self.record.get("digest") in (None, compute_digest(self.record)):
+            return
+        for step, meta in read_metas(self.checkpoints):
+            witness, where = meta.get("config", self.config), f"in the checkpoint of step {step}"
+            changes = changes or find_differences(self.config, witness, "", "in config.json", where)
+        raise ChangedConfigError(self.path, changes or ["its checksum is wrong"])
 
     @property
     def _metrics(self) -> Path:
@@ -273,10 +392,101 @@ def _read_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            records.append(parse_json(line))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
     return records
+
+
+def _read_start(path: Path, size: int | None) -> bytes:
+    """The first bytes of a file; none if there is no file."""
+    return path.read_bytes()[:size] if path.exists() else b""
+
+
+def _is_record(line: bytes, tags: Sequence[str]) -> bool:
+    """Whether a line can be one of metrics.jsonl or timing.jsonl, which have whole numbers for these tags."""
+    try:
+        record = parse_json(line)
+        return all(type(record[tag]) is int for tag in tags) and all(
+            _is_value(value) for tag, value in record.items() if tag != "machine"
+        )
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _is_value(value: Any) -> bool:
+    """Whether a value can be that of a tag: null, a finite number, or a list of values."""
+    if isinstance(value, list):
+        return all(map(_is_value, value))
+    return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
+
+
+def _remove_damaged_lines(path: Path, tags: Sequence[str], last: int | None) -> list[str]:
+    """Keep those lines of a file that are records, of steps up to the last if one is given; returns which were none.
+
+    If there are any, the file as it was stays as NAME.damaged.
+    """
+    content = _read_start(path, None)
+    *lines, _ = content.split(b"\n")
+    good = [_is_record(line, tags) for line in lines]
+    lost = [f"{path.name}: line {number} was damaged" for number, is_good in enumerate(good, start=1) if not is_good]
+    kept = [line for line, is_good in zip(lines, good, strict=True) if is_good]
+    if last is not None:
+        kept = [line for line in kept if parse_json(line)["step"] <= last]
+    if lost:
+        write_atomic(path.with_name(f"{path.name}.damaged"), content)
+    if len(kept) < len(lines):
+        write_atomic(path, b"".join(line + b"\n" for line in kept))
+    return lost
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no file.
+
+    Raises:
+        ValueError: There is something else in it.
+    """
+    try:
+        with open_regular(path) as file:
+            found = parse_json(file.read())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} cannot be read: it holds no JSON object")
+    return found
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refuse_strange_items(folder: Path) -> None:
+    """Raise if something in the folder of a run leads out of it, or is neither a file nor a folder."""
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.is_symlink() and not _leads_into(Path(item.path), folder):
+                raise ValueError(
+                    f"{item.path} is a link that leads out of the run, to {os.readlink(item.path)}; put what it leads "
+                    "to in its place"
+                )
+            if not item.is_file() and not item.is_dir():
+                raise ValueError(f"{item.path} is neither a file nor a folder; remove it")
+
+
+def _leads_into(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # in circles
+        return False
+
+
+def _write_config(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write config.json, with its checksum."""
+    sealed = {**record, "digest": compute_digest(record)}
+    write_atomic(folder / "config.json", json.dumps(sealed, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def _end_of_lines(file: Any) -> int:
@@ -318,21 +528,23 @@ def _as_read(data: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(data), allow_nan=False))
 
 
-def find_differences(there: Any, asked: Any, place: str) -> list[str]:
-    """What differs between two configurations, field by field."""
-    if isinstance(there, dict) and isinstance(asked, dict):
+def find_differences(
+    one: Any, other: Any, place: str, where: str = "there", elsewhere: str = "is asked for"
+) -> list[str]:
+    """What differs between two configurations, field by field, and where it does."""
+    if isinstance(one, dict) and isinstance(other, dict):
         found = []
-        for key in sorted({*there, *asked}):
+        for key in sorted({*one, *other}):
             below = f"{place}.{key}" if place else key
-            if key not in there or key not in asked:
-                found.append(f"{below} is only {'asked for' if key in asked else 'there'}")
+            if key not in one or key not in other:
+                found.append(f"{below} is only {elsewhere.removeprefix('is ') if key in other else where}")
             else:
-                found += find_differences(there[key], asked[key], below)
+                found += find_differences(one[key], other[key], below, where, elsewhere)
         return found
     # `1 == True`, but not as text
-    if json.dumps(there) == json.dumps(asked):
+    if json.dumps(one) == json.dumps(other):
         return []
-    return [f"{place} is {json.dumps(there)} there, but {json.dumps(asked)} is asked for"]
+    return [f"{place} is {json.dumps(one)} {where}, but {json.dumps(other)} {elsewhere}"]
 
 
 def _provenance() -> dict[str, Any]:

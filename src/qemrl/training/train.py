@@ -4,7 +4,6 @@ With a run directory, metrics and checkpoints are kept there, and the parameters
 """
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -23,11 +22,11 @@ import numpy as np
 from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
 from qemrl.training.callbacks import CallbackList, Reason
-from qemrl.training.config import RunConfig, read_config
+from qemrl.training.config import RunConfig, read_config, require_same_config
 from qemrl.training.evaluation import Evaluation
 from qemrl.training.loops import Loop, make_loop
 from qemrl.training.machine import summarize_machine
-from qemrl.training.run_directory import RunDirectory, write_atomic
+from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import Record, Stop
 
 PROGRESS_EVERY = 0.2
@@ -110,7 +109,7 @@ def train(
         if loop is None:
             loop = make_loop(config)
             stack.callback(loop.close)
-        lost = [] if directory is None else _restore(loop, directory)
+        lost = [] if directory is None else _restore(config, loop, directory)
         if directory is not None:  # else the steps are those of one call, and others may follow
             for doubt in config.find_doubts():
                 warnings.warn(doubt, stacklevel=2)
@@ -141,10 +140,7 @@ def extend(directory: RunDirectory, steps: int) -> RunConfig:
 def store_config(directory: RunDirectory, config: RunConfig) -> None:
     """Put another configuration into the folder of a run, which is then no longer finished."""
     with directory.lock():
-        # In this order: a run that is not marked as finished and has nothing left to do is merely marked again.
-        (directory.path / "DONE").unlink(missing_ok=True)
-        directory.record["config"] = directory.config = to_json(config)
-        write_atomic(directory.path / "config.json", json.dumps(directory.record, indent=2, sort_keys=True) + "\n")
+        directory.replace_config(to_json(config))
 
 
 def _without_evaluations(config: RunConfig) -> RunConfig:
@@ -240,7 +236,8 @@ class _Run:
         """Keep the parameters; before the checkpoint of this step, so that a run that is killed does so again."""
         if self.directory is not None:
             step, arrays = self.loop.step, self.loop.param_arrays()
-            checkpoint.save(self.directory.best, step, arrays, {"eval/mean_reward": mean}, keep=1)
+            meta = {"eval/mean_reward": mean, "config": self.directory.config}
+            checkpoint.save(self.directory.best, step, arrays, meta, keep=1)
 
     def _save(self) -> None:
         if self.directory is not None:
@@ -288,23 +285,38 @@ def write_episodes(directory: RunDirectory, step: int, played: Evaluation) -> No
 
 def save_checkpoint(loop: Loop, directory: RunDirectory) -> Path:
     """The folder of a new checkpoint of a loop in a run directory."""
-    meta = {"metrics_bytes": directory.metrics_bytes, "loop": loop.meta()}
-    return checkpoint.save(directory.checkpoints, loop.step, loop.arrays(), meta)
+    return checkpoint.save(
+        directory.checkpoints, loop.step, loop.arrays(), {**directory.describe(), "loop": loop.meta()}
+    )
 
 
-def _restore(loop: Loop, directory: RunDirectory) -> list[str]:
+def _restore(config: RunConfig, loop: Loop, directory: RunDirectory) -> list[str]:
+    """Put the loop and the metrics back to a checkpoint; returns what is lost, a sentence each."""
     # A loop that is there already needs no arrays, and so no replay, from the disk.
     found = checkpoint.load_latest(directory.checkpoints, lambda _: False) if loop.step else None
     is_there = found is not None and found.step == loop.step
-    found = found if is_there else checkpoint.load_latest(directory.checkpoints)
+    found = found if is_there else _find_checkpoint(directory)
     if found is None:
         directory.truncate_metrics(0)
         return []
     try:
-        directory.truncate_metrics(found.meta["metrics_bytes"])
-        return [] if is_there else loop.restore(found.step, found.arrays, found.meta["loop"])
-    except ValueError as error:
+        require_same_config(config, found)
+        newest = max(checkpoint.list_steps(directory.checkpoints))
+        lost = directory.restore_metrics(found.step, found.meta)
+        if found.step < newest and not lost:
+            lost = [f"the run goes back from step {newest:,} to {found.step:,}, to make what was damaged again"]
+        return lost if is_there else [*lost, *loop.restore(found.step, found.arrays, found.meta["loop"])]
+    except (KeyError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(f"{directory.path} cannot go on from {found.path.name}: {error}") from error
+
+
+def _find_checkpoint(directory: RunDirectory) -> checkpoint.Checkpoint | None:
+    """The newest checkpoint that metrics.jsonl goes with, so that all of it can be made again; else the newest."""
+    for step, meta in checkpoint.read_metas(directory.checkpoints):
+        with contextlib.suppress(checkpoint.CheckpointError, KeyError, TypeError):
+            if directory.has_metrics_of(meta):
+                return checkpoint.load_latest(directory.checkpoints, step=step)
+    return checkpoint.load_latest(directory.checkpoints)
 
 
 def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -> NonFiniteTrainingError:

@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 WORKERS ?= 2
+MINUTES ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help env browser demo bench bench-learning test test-peers lint format clean
+.PHONY: help env browser demo bench bench-learning chaos strace test test-peers lint format clean
 
 help:  ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -30,13 +31,23 @@ bench: env  ## measure everything against peers, in about half an hour: results/
 bench-learning: env  ## learn beside the peers, in some hours, resumable: results/learning, docs/learning.md
 	$(BIN)/python -m benchmarks learning
 
-browser:  ## install Chromium, in which the tests open reports, from the system's packages
-	@command -v chromium > /dev/null || { \
-	  command -v apt-get > /dev/null || { echo "install Chromium: the tests open reports in it"; exit 1; }; \
-	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
-	  $$sudo apt-get -qq update && $$sudo apt-get -qq install --yes --no-install-recommends chromium > /dev/null; }
+chaos: env strace  ## kill runs, damage files, make senseless calls, for MINUTES=60: results/chaos.json
+	$(BIN)/python -m benchmarks chaos --minutes $(MINUTES)
 
-test: env browser  ## run all tests, two at a time; make test WORKERS=8 on a larger machine
+strace:  ## install strace, with which the chaos campaign kills at system calls, from the system's packages
+	$(call install,strace)
+
+browser:  ## install Chromium, in which the tests open reports, from the system's packages
+	$(call install,chromium)
+
+define install
+	@command -v $(1) > /dev/null || { \
+	  command -v apt-get > /dev/null || { echo "install $(1): the tests need it"; exit 1; }; \
+	  sudo=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$sudo apt-get -qq update && $$sudo apt-get -qq install --yes --no-install-recommends $(1) > /dev/null; }
+endef
+
+test: env browser strace  ## run all tests, two at a time; make test WORKERS=8 on a larger machine
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-peers: env  ## run the tests that need tianshou, in an environment of its own: results/peers/tianshou.txt

@@ -20,6 +20,7 @@ COMMANDS = {
     "learning": command.bench_learning,
     "adapters": command.bench_adapters,
     "page": command.bench_page,
+    "chaos": command.chaos,
 }
 
 ABOUT = f"""Without a name, or with options alone, all are run; else the one that is named: {", ".join(COMMANDS)}.

@@ -1,5 +1,6 @@
 """The commands of `python -m benchmarks`."""
 
+import json
 import os
 import statistics
 import sys
@@ -12,6 +13,10 @@ from qemrl.cli.console import UsageError, print_table, require, show_status, tab
 
 JSON_FILE, PAGE = Path("results/bench.json"), Path("docs/performance.md")
 """Where `python -m benchmarks` keeps figures, and the page that it makes of them."""
+
+
+MOST_SHOWN = 20
+"""How many failures of the chaos campaign are printed; its file has more."""
 
 
 def bench_all(
@@ -373,3 +378,72 @@ def _show_engines(report: Any) -> None:
         shown.add_row(engine.name, f"{rate:,.0f}", f"{engine.cores:.2f}", f"{engine.ratio:.2f}")
     print_table(shown)
     print(f"Most steps: {report.best_engine.name}.")
+
+
+def chaos(
+    minutes: float = 60.0,
+    seed: int | None = None,
+    out: Path = Path("results/chaos.json"),
+    cores: int | None = None,
+    parts: tuple[str, ...] = (),
+    subjects: tuple[str, ...] = (),
+    trial: str | None = None,
+    work: Path | None = None,
+    again: bool = False,
+) -> None:
+    """Kill runs, damage files and make calls that make no sense, and count what does not hold: it should be nothing.
+
+    It takes as long as it is told, and resumes: the same command goes on with the trials that come next. It exits
+    with 1 if something did not hold.
+
+    Args:
+        minutes: For how long trials are made now.
+        seed: Of all randomness; by default that of the file, or one that is drawn and printed.
+        out: The file that keeps what was tried and what failed.
+        cores: How many trials are made at once; by default one for each core.
+        parts: Which of kills, damage, calls, cluster; by default all.
+        subjects: Which runs are disturbed, such as host-loop, compiled-loop, sweep; by default all. Part of what a
+            trial is made from, as the seed is.
+        trial: Do this one again, PART:NUMBER, and print what it finds; nothing is kept.
+        work: A folder for runs; by default one that is removed in the end.
+        again: Begin anew, whatever the file holds.
+    """
+    import secrets
+    import tempfile
+
+    from benchmarks.chaos import campaign
+    from benchmarks.chaos.runs import SUBJECTS, SWEEP
+    from benchmarks.chaos.worker import PARTS
+
+    known = {"part": tuple(PARTS), "subject": (*SUBJECTS, SWEEP)}
+    require(0 < minutes < 1e6, f"--minutes must be positive; got {minutes:g}")
+    require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
+    for what, names in (("part", parts), ("subject", subjects)):
+        for name in names:
+            require(name in known[what], f"there is no {what} {name!r}; choose from {', '.join(known[what])}")
+    record = None if again else campaign.read_record(out)
+    given = secrets.randbelow(10**6) if seed is None else seed
+    record = record or campaign.Record(given)
+    require(seed in (None, record.seed), f"{out} is of the seed {record.seed}; --again begins anew")
+    print(f"seed {record.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) if work is None else work
+        with show_status("doing runs that nobody disturbs"):
+            campaign.prepare(place, subjects or known["subject"])
+        if trial is not None:
+            part, _, number = trial.partition(":")
+            require(part in PARTS and number.isdecimal(), f"--trial is PART:NUMBER, such as kills:3; got {trial}")
+            print(json.dumps(campaign.repeat(part, int(number), record.seed, place), indent=1))
+            return
+        with show_status("beginning") as status:
+            campaign.run(
+                record, out, place, 60 * minutes, cores or len(_usable_cores()), parts or known["part"], status.update
+            )
+    shown = table("What was tried, and what did not hold", "what", ">tried", ">lost", ">wrong", ">traceback", ">hang")
+    for row in campaign.list_rows(record):
+        shown.add_row(*row)
+    print_table(shown)
+    for failure in record.failures[:MOST_SHOWN]:
+        print(f"{failure['trial']}, {failure['kind']}, {failure['verdict']}: {failure['what'][:600]}\n")
+    print(f"wrote {out}")
+    sys.exit(1 if record.failed else 0)

@@ -338,7 +338,7 @@ def test_options_that_make_no_sense_are_refused(words, message, tmp_path, capsys
 @pytest.fixture
 def cluster():
     """Tells a cluster what to do, and gives its address."""
-    words = [sys.executable, str(Path(__file__).parent / "ray_cluster.py")]
+    words = [sys.executable, "-m", "benchmarks.chaos.ray_cluster"]
     variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables) as process:
         assert process.stdin is not None
@@ -368,7 +368,7 @@ def test_ray_ends_the_same_after_a_node_and_the_driver_were_killed(untouched, cl
     options = ("--engine", "ray", "--address", address, "--memory-per-run", "0.5")
     process = start(grid, out, *options)
     wait_for_records(out, 10, process)
-    cluster("kill")
+    cluster("kill node")
     wait_for_records(out, 55, process)  # of 80: more than one run has
     process.kill()
     process.communicate()

@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes on this machine, in a process of its own; it does what it reads, line by line.
 
-So Ray's threads and settings stay out of the process of the tests.
+So Ray's threads and settings stay out of the process that kills its nodes.
 """
 
 import sys
@@ -19,8 +19,10 @@ if __name__ == "__main__":
             match line.strip():
                 case "add":
                     nodes.append(cluster.add_node(num_cpus=1, **HERE))
-                case "kill":
+                case "kill node":
                     cluster.remove_node(nodes.pop(0), allow_graceful=False)
+                case "kill head":
+                    cluster.remove_node(cluster.head_node, allow_graceful=False)
             print(cluster.address, flush=True)
     finally:
         cluster.shutdown()

@@ -130,6 +130,7 @@ class Worker:
             stderr=self.log,
             env=variables(work),
             start_new_session=True,
+            bufsize=0,
         )
 
     def attempt(self, part: str, number: int) -> dict[str, Any] | None:
@@ -138,7 +139,6 @@ class Worker:
         assert self.process.stdout is not None
         try:
             self.process.stdin.write(f"{number}\n".encode())
-            self.process.stdin.flush()
             with selectors.DefaultSelector() as selector:
                 selector.register(self.process.stdout, selectors.EVENT_READ)
                 is_answered = selector.select(TRIAL_SECONDS)
@@ -160,7 +160,9 @@ class Worker:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.log.close()
+        for stream in (self.process.stdin, self.process.stdout, self.log):
+            if stream is not None:
+                stream.close()
 
 
 def run(record: Record, file: Path, work: Path, seconds: float, cores: int, parts: Sequence[str], tell: Tell) -> None:

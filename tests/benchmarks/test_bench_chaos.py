@@ -1,10 +1,11 @@
 """The campaign of faults: it finds nothing in a minute, and would say so if it did."""
 
 import json
-import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -113,12 +114,9 @@ def test_a_trial_that_kills_its_process_is_a_failure(tmp_path):
 
 def test_workers_of_sweeps_are_found_by_the_folder_of_their_run(tmp_path):
     words = ["-c", "import time; time.sleep(60)", "qemrl.experiments.worker", str(tmp_path / "runs" / "x")]
-    pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, *words])
-    try:
-        while (tmp_path / "runs" / "x").as_posix() not in Path(f"/proc/{pid}/cmdline").read_text():
-            pass
-        assert list(find_processes(tmp_path)) == [pid]
+    with subprocess.Popen([sys.executable, *words]) as process:
+        while str(tmp_path / "runs" / "x") not in Path(f"/proc/{process.pid}/cmdline").read_text():
+            time.sleep(0.01)
+        assert list(find_processes(tmp_path)) == [process.pid]
         assert list(find_processes(tmp_path / "other")) == []
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        process.kill()

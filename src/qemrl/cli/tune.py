@@ -198,7 +198,7 @@ def _run(
             estimate_needs, cpus=engine.cpus_per_run, gpus=engine.gpus_per_run, memory_bytes=engine.memory_bytes
         )
         with (
-            engine.start(options.out) as started,
+            engine.start() as started,
             catch_stop_signals() as signals,
         ):
             workers = options.workers or max(1, started.cores // (options.num_seeds * engine.cpus_per_run))

@@ -47,7 +47,7 @@ class RayEngine:
         self.ray, self.retries = ray, retries
         here = {"num_cpus": cores or available_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
         where = here if address is None else {"address": address}
-        # Ray lets its processes import from the working folder of the driver before all else: an empty one, so to speak.
+        # Ray lets its processes import from the working folder of the driver before all else: from one without modules.
         with contextlib.chdir("/"):
             try:
                 ray.init(**where, log_to_driver=False, logging_level="warning")

@@ -45,12 +45,19 @@ class RayEngine:
         except ImportError as error:
             raise ValueError(f"the engine `ray` needs Ray; {how_to_install('ray')}") from error
         self.ray, self.retries = ray, retries
-        here = {"num_cpus": cores or available_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
-        where = here if address is None else {"address": address}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+        if address is None:
+            options |= {
+                "num_cpus": cores or available_cores(),
+                "include_dashboard": False,
+                "_node_ip_address": LOOPBACK,
+            }
+        else:
+            options["address"] = address
         # Ray lets its processes import from the working folder of the driver before all else: from one without modules.
         with contextlib.chdir("/"):
             try:
-                ray.init(**where, log_to_driver=False, logging_level="warning")
+                ray.init(**options)
             except ConnectionError as error:
                 raise _missing_cluster(str(address)) from error
         # A new process for each run: the variables that JAX reads when it is imported must be the run's own.

@@ -331,6 +331,11 @@ def test_the_dry_run_counts_runs_hours_memory_and_storage(tmp_path, monkeypatch,
         (["minatar", "--cores", "0"], "--cores must be at least 1"),
         (["minatar", "--cpus-per-run", "0"], "--cpus-per-run must be at least 1"),
         (["minatar", "--memory-per-run", "0"], "--memory-per-run must be positive"),
+        (
+            ["minatar", "--memory-per-run", "inf"],
+            "--memory-per-run must be positive, and at most 1,000,000 GB; got inf",
+        ),
+        (["minatar", "--retries", "1000000000000"], "--retries must be at least 0 and at most 1,000,000"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(words, message, tmp_path, monkeypatch, capsys):

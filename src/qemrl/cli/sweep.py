@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from qemrl.experiments.sweep import RunStatus, Sweep
 
 
+LARGEST = 1_000_000
+"""What no option of an engine is larger than."""
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """What executes runs, and what each of them gets."""
@@ -58,11 +62,12 @@ class EngineOptions:
     def check(self) -> None:
         """Raise a `UsageError` unless all makes sense."""
         cores, cpus, gpus, memory = self.cores, self.cpus_per_run, self.gpus_per_run, self.memory_per_run
-        require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
-        require(cpus >= 1, f"--cpus-per-run must be at least 1; got {cpus}")
-        require(0 <= gpus < 1e6, f"--gpus-per-run must not be negative; got {gpus:g}")
-        require(memory is None or memory > 0, f"--memory-per-run must be positive; got {memory}")
-        require(self.retries >= 0, f"--retries must not be negative; got {self.retries}")
+        for name, value, least in (("cores", cores, 1), ("cpus-per-run", cpus, 1), ("retries", self.retries, 0)):
+            valid = value is None or least <= value <= LARGEST
+            require(valid, f"--{name} must be at least {least} and at most {LARGEST:,}; got {value}")
+        require(0 <= gpus <= LARGEST, f"--gpus-per-run must not be negative, and at most {LARGEST:,}; got {gpus:g}")
+        valid = memory is None or 0 < memory <= LARGEST
+        require(valid, f"--memory-per-run must be positive, and at most {LARGEST:,} GB; got {memory}")
         ray = self.engine == "ray"
         require(ray or self.address is None, "--address is for --engine ray")
         require(ray or gpus == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")

@@ -97,9 +97,19 @@ def read_ranges(given: Mapping[str, Any], config: RunConfig) -> dict[str, Range]
     return {name: read_range(value, config, name) for name, value in flatten(given).items()}
 
 
-def read_ranges_file(file: Path) -> dict[str, Any]:
-    """What a TOML file says about ranges: text as on the command line, or a list of choices."""
-    return flatten(read_toml(file))
+def read_ranges_file(file: Path, config: RunConfig) -> dict[str, Range]:
+    """The ranges of a TOML file: text as on the command line, or a list of choices.
+
+    Raises:
+        ValueError: As `read_ranges`, or there are none; the file is named.
+    """
+    given = read_toml(file)
+    if not given:
+        raise ValueError(f'{file} has no range; one is: optimizer.learning_rate = "1e-5:2e-3:log"')
+    try:
+        return read_ranges(given, config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def read_range(given: Any, config: RunConfig, name: str) -> Range:

@@ -26,6 +26,7 @@ from qemrl.experiments.runs import build_curve, read_run
 from qemrl.plotting.curves import Curve
 from qemrl.replay.config import ReplayConfig
 from qemrl.training.config import configure
+from qemrl.training.loops import ImportRefused
 from qemrl.training.run_directory import RunDirectory
 from qemrl.training.train import Stopped, train
 
@@ -178,6 +179,17 @@ def test_a_plan_takes_what_is_there_and_says_what_does_not_fit(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             plan(asked, tmp_path)
+
+
+def test_a_module_that_a_run_names_is_imported_only_if_that_is_allowed_or_asked_for(tmp_path):
+    env = "strange_worlds:World-v0"
+    for preset in ("dqn", "qr-dqn"):
+        RunDirectory.create(tmp_path / preset, to_json(configure(preset, env, 100)), {})
+    asked = ComparisonRequest(("dqn", "qr-dqn"))
+    with pytest.raises(ImportRefused, match="would import the module 'strange_worlds'"):
+        plan(asked, tmp_path)
+    for trusting in (replace(asked, allow_imports=True), replace(asked, env=env)):
+        assert [config.env for config in plan(trusting, tmp_path)] == [env, env]
 
 
 def test_settings_hold_for_all_presets_and_must_exist_for_all(tmp_path):

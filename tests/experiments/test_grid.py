@@ -8,8 +8,9 @@ from qemrl.agents.optimizer import AdamConfig
 from qemrl.distributional.representations import ImplicitQuantiles
 from qemrl.estimators import QEM, ConstantVariance, TailVariance
 from qemrl.experiments.builtin_grids import builtin_grids, summary
-from qemrl.experiments.grid import Grid, read_grid
+from qemrl.experiments.grid import Grid, Run, read_grid
 from qemrl.training.config import configure
+from qemrl.training.loops import ImportRefused
 
 PLAIN = Grid(["qr-dqn", "qem-dqn"], ["jax/catch", "minatar/breakout"], 2, 1000)
 
@@ -44,6 +45,23 @@ def test_the_id_depends_on_everything_that_matters_and_on_nothing_else():
     agent = replace(run.config.agent, optimizer=AdamConfig(0.5))
     others = [replace(run.config, seed=5), replace(run.config, steps=999), replace(run.config, agent=agent)]
     assert len({run.id, *(replace(run, config=other).id for other in others)}) == 4
+
+
+def test_runs_that_differ_in_the_seed_share_an_agent_and_have_the_ids_of_their_own_settings():
+    runs = Grid(["iqn"], ["jax/catch"], [3, 0, 7], 1000).runs()
+    assert runs[0].config.agent is runs[-1].config.agent
+    assert [run.id for run in runs] == [
+        Run(run.arm, PLAIN.config("iqn", "jax/catch", run.config.seed)).id for run in runs
+    ]
+
+
+def test_a_module_that_a_file_names_is_imported_only_if_that_is_allowed(tmp_path):
+    file = tmp_path / "grid.toml"
+    # The id of an Atari game: its module would be imported already when the game's protocol is looked for.
+    file.write_text('presets = ["dqn"]\nenvs = ["strange_worlds:PongNoFrameskip-v4"]\nseeds = 1\nsteps = 10\n')
+    with pytest.raises(ImportRefused, match=r"grid.toml: the environment, strange_worlds:Pong.*--allow-imports"):
+        read_grid(file)
+    assert read_grid(file, allow_imports=True).envs == ["strange_worlds:PongNoFrameskip-v4"]
 
 
 def test_an_id_stays_what_it_was():
@@ -143,7 +161,14 @@ def test_overrides_that_make_no_sense_are_refused(overrides, message):
         ({"presets": ["dqn+"]}, "neither a preset nor PRESET"),
         ({"envs": [""]}, "envs must be a list of at least one name"),
         ({"seeds": 0}, "seeds must be a number of seeds"),
+        ({"seeds": -1}, "seeds must be a number of seeds"),
         ({"seeds": [1, 1]}, "seeds: 1 is there twice"),
+        ({"seeds": [0, -1]}, r"seeds must lie in \[0, 2³²\), got -1"),
+        ({"seeds": [2**32]}, r"seeds must lie in \[0, 2³²\), got 4294967296"),
+        ({"seeds": 10**9}, "seeds: 1,000,000,000 of them, 2 environments and 2 presets are more than 100,000 runs"),
+        ({"presets": ["[red]"]}, r"'\[red\]' is neither a preset nor PRESET"),
+        ({"envs": ["a\x1b[31m"]}, r"envs: 'a\\x1b\[31m' has characters that cannot be printed"),
+        ({"steps": 10**13}, "steps must be at least 1 and at most 1,000,000,000,000, got"),
         ({"steps": 0}, "steps must be at least 1"),
     ],
 )
@@ -177,6 +202,8 @@ def test_a_file_is_read_and_its_mistakes_are_named(tmp_path):
         ("preset = 3", "a grid has no key 'preset'; did you mean 'presets'"),
         ('presets = ["dqn"]', "missing: envs, seeds, steps"),
         ('presets = ["dqn"]\nenvs = []\nseeds = 1\nsteps = 1', "envs must be a list"),
+        ('presets = [["dqn"]]', r"presets must be a list of names, got \[\['dqn'\]\]"),
+        ("steps = inf", "steps must be a whole number, got inf"),
         ("envs = [3]", "envs must be a list of names, got"),
         ("seeds = true", "seeds must be a number of seeds or a list of them, got True"),
         ("steps = 1.5", "steps must be a whole number, got 1.5"),

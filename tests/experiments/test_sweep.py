@@ -302,15 +302,20 @@ def test_ctrl_c_saves_and_says_how_to_go_on(grid, tmp_path):
 
 
 @pytest.mark.usefixtures("finished")
-def test_the_dry_run_counts_runs_hours_memory_and_storage(tmp_path, capsys):
+def test_the_dry_run_counts_runs_hours_memory_and_storage(tmp_path, monkeypatch, capsys):
     file = tmp_path / "grid.toml"
-    file.write_text(GRID.replace('"probe/2"', '"probe/1", "probe/2"').replace('"dqn", "qem-dqn"', '"dqn"'))
+    # Markup in a name is shown as it is, and a package of the working folder is none.
+    reward = '[overrides."CartPole-v1"]\nenv_kwargs.sutton_barto_reward = "[/red]"\n'
+    file.write_text(GRID.replace('"probe/2"', '"CartPole-v1", "probe/2"').replace('"dqn", "qem-dqn"', '"dqn"') + reward)
+    (tmp_path / "optax.py").write_text("raise SystemExit('the working folder was searched for a package')")
+    monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
     main(["sweep", str(file), "--out", str(out), "--dry-run", "--trial-seconds", "0.2"])
     said = capsys.readouterr().out
     assert "4 runs, 0 of them finished, 4 to do" in said
     assert sum(line.rstrip().endswith("a trial") for line in said.splitlines()) == 2
     assert "core-hours" in said
+    assert "sutton_barto_reward=[/red]" in said
     assert not out.exists()
 
 
@@ -322,12 +327,20 @@ def test_the_dry_run_counts_runs_hours_memory_and_storage(tmp_path, capsys):
         (["minatar", "--address", "auto"], "--address is for --engine ray"),
         (["minatar", "--gpus-per-run", "1"], "--gpus-per-run is for --engine ray"),
         (["minatar", "--engine", "ray", "--address", "auto", "--cores", "2"], "--cores is for this machine"),
+        (["modules.toml", "--dry-run"], "modules.toml: the environment, a.b:C-v0, would import the module 'a.b'"),
         (["minatar", "--cores", "0"], "--cores must be at least 1"),
         (["minatar", "--cpus-per-run", "0"], "--cpus-per-run must be at least 1"),
         (["minatar", "--memory-per-run", "0"], "--memory-per-run must be positive"),
+        (
+            ["minatar", "--memory-per-run", "inf"],
+            "--memory-per-run must be positive, and at most 1,000,000 GB; got inf",
+        ),
+        (["minatar", "--retries", "1000000000000"], "--retries must be at least 0 and at most 1,000,000"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(words, message, tmp_path, capsys):
+def test_options_that_make_no_sense_are_refused(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("modules.toml").write_text('presets = ["dqn"]\nenvs = ["a.b:C-v0"]\nseeds = 1\nsteps = 10\n')
     with pytest.raises(SystemExit) as ended:
         main(["sweep", *words, "--out", str(tmp_path / "out")])
     assert ended.value.code == 2
@@ -389,17 +402,26 @@ def listening():
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return {words[1] for words in lines if words[3] == "0A"}
 
+def find_folders():
+    \"\"\"Where a process of the cluster imports from.\"\"\"
+    import sys
+    return sys.path
+
 before = listening()
 engine = RayEngine(None, 1)
+remote = engine.ray.get(engine.ray.remote(find_folders).remote())
 new = {address.partition(":")[0] for address in listening() - before}
 engine.close()
-print(sorted(new))
+print((sorted(new), remote))
 """
 
 
-def test_a_cluster_that_is_started_here_listens_on_the_loopback_interface_only():
-    result = subprocess.run([sys.executable, "-c", STARTED_HERE], capture_output=True, text=True, check=True)
-    found = set(ast.literal_eval(result.stdout.splitlines()[-1]))
+def test_a_cluster_that_is_started_here_listens_on_the_loopback_interface_only_and_imports_nothing_from_here(tmp_path):
+    words = [sys.executable, "-c", STARTED_HERE]
+    result = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    addresses, folders = ast.literal_eval(result.stdout.splitlines()[-1])
+    assert not {"", ".", str(tmp_path)} & set(folders)
+    found = set(addresses)
     assert found  # it does listen
     assert found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 

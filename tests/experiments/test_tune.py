@@ -21,7 +21,7 @@ from qemrl.config.describe import list_settings
 from qemrl.experiments import sweep
 from qemrl.experiments.engines import EndedRun, Needs
 from qemrl.experiments.grid import read_grid
-from qemrl.experiments.ranges import Bounds, Choices, default_ranges, read_range, read_ranges
+from qemrl.experiments.ranges import Bounds, Choices, default_ranges, read_range, read_ranges, read_ranges_file
 from qemrl.experiments.tune import UNPRUNED_TRIALS, Tuner, Tuning, write_results
 from qemrl.experiments.worker import FAILED
 from qemrl.training.config import configure, read_config
@@ -178,6 +178,20 @@ def test_a_range_is_read_as_its_setting_is_and_written_as_it_is_read(name, text,
 def test_a_range_that_makes_no_sense_is_refused(name, text, message):
     with pytest.raises(ValueError, match=message):
         read_range(text, configure("dqn", ENV, STEPS), name)
+
+
+def test_a_file_of_ranges_is_named_where_it_makes_no_sense(tmp_path):
+    file = tmp_path / "ranges.toml"
+    for text, message in [
+        ("", "ranges.toml has no range"),
+        ('batch_size = [["x"], 16]', "ranges.toml: range.batch_size: expects int"),
+        ("batch_size = 3", "ranges.toml: range.batch_size must be low:high"),
+        ("batch_size = nan", "ranges.toml: range.batch_size must be low:high"),
+        ("optimizer = { learning_rate = '1:inf' }", "ranges.toml: range.optimizer.learning_rate: inf is not finite"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_ranges_file(file, configure("dqn", ENV, STEPS))
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def _read_file(file: str, preset: str | None, options: dict[str, Any]) -> tuple[
     from qemrl.experiments.grid import read_grid
 
     require(file != "", "--config needs a file")
-    grid = read_grid(file)
+    grid = read_grid(file, allow_imports=True)  # of its environments one is chosen, which is asked about below
     for found, what, option in ((grid.presets, preset, "a preset"), (grid.envs, options.get("env"), "--env")):
         require(what is not None or len(found) == 1, f"{file} has {', '.join(found)}; say which with {option}")
     arm, env = preset or grid.presets[0], options.get("env") or grid.envs[0]

@@ -46,6 +46,7 @@ COMPARE_OPTIONS = {
     "steps": ("N", "How many steps each seed learns for; may be left out if all runs are there."),
     "num_seeds": ("K", "How many seeds each preset gets, all of them at once; 3 for new runs."),
     "seed": ("S", "The first seed; 0 for new runs."),
+    "allow_imports": ("", "Import the module that a run names for its environment (module:id), if it names one."),
 }
 """Options of `compare` besides the settings of `train`."""
 
@@ -73,7 +74,9 @@ def compare(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESETS")
         require_folder(Path(out))
         counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
         numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
-        configs = plan(ComparisonRequest(presets, env, **numbers, overrides=options), Path(out))
+        allowed = convert(options.pop("allow_imports", False), bool, "allow_imports")
+        asked = ComparisonRequest(presets, env, **numbers, overrides=options, allow_imports=allowed)
+        configs = plan(asked, Path(out))
         for config in configs:
             if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
                 print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")

@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from qemrl.experiments.engines import Engine, Needs
     from qemrl.experiments.forecast import Forecast
     from qemrl.experiments.sweep import RunStatus, Sweep
+
+
+LARGEST = 1_000_000
+"""What no option of an engine is larger than."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,12 @@ class EngineOptions:
     def check(self) -> None:
         """Raise a `UsageError` unless all makes sense."""
         cores, cpus, gpus, memory = self.cores, self.cpus_per_run, self.gpus_per_run, self.memory_per_run
-        require(cores is None or cores >= 1, f"--cores must be at least 1; got {cores}")
-        require(cpus >= 1, f"--cpus-per-run must be at least 1; got {cpus}")
-        require(0 <= gpus < 1e6, f"--gpus-per-run must not be negative; got {gpus:g}")
-        require(memory is None or memory > 0, f"--memory-per-run must be positive; got {memory}")
-        require(self.retries >= 0, f"--retries must not be negative; got {self.retries}")
+        for name, value, least in (("cores", cores, 1), ("cpus-per-run", cpus, 1), ("retries", self.retries, 0)):
+            valid = value is None or least <= value <= LARGEST
+            require(valid, f"--{name} must be at least {least} and at most {LARGEST:,}; got {value}")
+        require(0 <= gpus <= LARGEST, f"--gpus-per-run must not be negative, and at most {LARGEST:,}; got {gpus:g}")
+        valid = memory is None or 0 < memory <= LARGEST
+        require(valid, f"--memory-per-run must be positive, and at most {LARGEST:,} GB; got {memory}")
         ray = self.engine == "ray"
         require(ray or self.address is None, "--address is for --engine ray")
         require(ray or gpus == 0, "--gpus-per-run is for --engine ray, which knows who has GPUs")
@@ -70,20 +76,22 @@ class EngineOptions:
         )
 
     @contextlib.contextmanager
-    def start(self, out: Path) -> "Iterator[Engine]":
-        """The engine for runs in a folder; its processes end with the context."""
+    def start(self) -> "Iterator[Engine]":
+        """The engine; its processes end with the context."""
         from qemrl.experiments.engines import LocalEngine
 
-        if self.engine == "ray":
-            from qemrl.experiments.ray_engine import RayEngine
+        # Compiled programs are machine code: they come from no folder that somebody else may have filled.
+        with tempfile.TemporaryDirectory(prefix="qemrl-programs-") as programs:
+            if self.engine == "ray":
+                from qemrl.experiments.ray_engine import RayEngine
 
-            engine: Engine = RayEngine(self.address, self.cores, self.retries)
-        else:
-            engine = LocalEngine(self.cores, out / "programs")
-        try:
-            yield engine
-        finally:
-            engine.close()
+                engine: Engine = RayEngine(self.address, self.cores, self.retries)
+            else:
+                engine = LocalEngine(self.cores, Path(programs))
+            try:
+                yield engine
+            finally:
+                engine.close()
 
 
 def sweep(
@@ -98,6 +106,7 @@ def sweep(
     memory_per_run: float | None = None,
     retries: int = 10,
     trial_seconds: float = 5.0,
+    allow_imports: bool = False,
 ) -> None:
     """Execute all runs of a grid: every algorithm on every environment with every seed.
 
@@ -116,6 +125,7 @@ def sweep(
         memory_per_run: Gigabytes that are set aside for each run; estimated from its replay by default.
         retries: How often Ray retries a run whose node died.
         trial_seconds: How long a kind of run is tried out for --dry-run.
+        allow_imports: Import the modules that the file names for environments (module:id), if it names any.
     """
     options = EngineOptions(engine, address, cores, cpus_per_run, gpus_per_run, memory_per_run, retries)
     options.check()
@@ -126,7 +136,7 @@ def sweep(
     from qemrl.experiments.sweep import Sweep
 
     with usage():
-        asked = Sweep(read_grid(file), out)
+        asked = Sweep(read_grid(file, allow_imports), out)
         if dry_run:
             _print_forecast(asked, cpus_per_run, cores, trial_seconds)
             return
@@ -136,15 +146,16 @@ def sweep(
     finished = len(asked.runs) - len(asked.missing)
     print(f"{len(asked.runs)} runs in {out}, {finished} of them finished", flush=True)
     if asked.missing:
-        _drive(asked, options.start(out), needs, file)
+        again = ["qemrl", "sweep", file, "--out", str(out), *["--allow-imports"] * allow_imports]
+        _drive(asked, options.start(), needs, shlex.join(again))
 
 
-def _drive(asked: "Sweep", engine: "AbstractContextManager[Engine]", needs: "Mapping[Path, Needs]", file: str) -> None:
+def _drive(asked: "Sweep", engine: "AbstractContextManager[Engine]", needs: "Mapping[Path, Needs]", again: str) -> None:
     from qemrl.training.train import catch_stop_signals
 
     with usage(), engine as started, catch_stop_signals() as signals, _watch() as watch:
         statuses = asked.drive(started, needs, watch, lambda: bool(signals))
-    _conclude(statuses, signals, file, asked.folder)
+    _conclude(statuses, signals, again, asked.folder)
 
 
 @contextlib.contextmanager
@@ -222,15 +233,14 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def _conclude(statuses: "Sequence[RunStatus]", signals: list[int], file: str, out: Path) -> None:
-    """Print the states of all runs, and end the process accordingly."""
+def _conclude(statuses: "Sequence[RunStatus]", signals: list[int], again: str, out: Path) -> None:
+    """Print the states of all runs, and end the process accordingly; `again` is the command."""
     from qemrl.experiments.sweep import State
 
     print_table(status_table(statuses, len(statuses)))
     failed = [status for status in statuses if status.state is State.FAILED]
     for status in failed:
         print(f"failed: {status.path}: {status.cause}", file=sys.stderr)
-    again = f"qemrl sweep {shlex.quote(file)} --out {shlex.quote(str(out))}"
     if signals:
         print(f"qemrl: stopped, and saved; resume: {again}", file=sys.stderr)
         sys.exit(128 + signals[0])
@@ -245,7 +255,7 @@ def _print_forecast(asked: "Sweep", cpus: int, cores: int | None, seconds: float
     from qemrl.training.machine import available_cores
 
     with show_status("trying out the runs") as status:
-        costs = forecast(list(asked.statuses.values()), cpus, seconds, lambda what: status.update(f"{what} …"))
+        costs = forecast(list(asked.statuses.values()), cpus, seconds, lambda what: status.update(escape(f"{what} …")))
     left = sum(cost.runs for cost in costs)
     print(f"{len(asked.runs)} runs, {len(asked.runs) - left} of them finished, {left} to do")
     if not left:

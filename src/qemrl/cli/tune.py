@@ -155,9 +155,9 @@ def _find_ranges(
     """The ranges that are given, or the default ones of settings that are not given themselves."""
     from qemrl.experiments.ranges import default_ranges, read_ranges, read_ranges_file
 
-    wanted = {**({} if file is None else read_ranges_file(file)), **texts}
-    if wanted:
-        return read_ranges(wanted, config)
+    given = {**({} if file is None else read_ranges_file(file, config)), **read_ranges(texts, config)}
+    if given:
+        return given
     return {name: each for name, each in default_ranges(config).items() if name not in fixed}
 
 
@@ -198,7 +198,7 @@ def _run(
             estimate_needs, cpus=engine.cpus_per_run, gpus=engine.gpus_per_run, memory_bytes=engine.memory_bytes
         )
         with (
-            engine.start(options.out) as started,
+            engine.start() as started,
             catch_stop_signals() as signals,
         ):
             workers = options.workers or max(1, started.cores // (options.num_seeds * engine.cpus_per_run))

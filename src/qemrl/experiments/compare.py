@@ -23,7 +23,7 @@ from qemrl.exploration import EpsilonGreedy
 from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
 from qemrl.training.config import RunConfig, configure, read_config, require_complete
-from qemrl.training.loops import describe_environment
+from qemrl.training.loops import check_imports, describe_environment
 from qemrl.training.run_directory import RunDirectory, find_differences, write_atomic
 
 LEAST_EVALUATIONS = 10
@@ -45,6 +45,9 @@ class ComparisonRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings of all presets, by dotted name; of runs that are there, what they must have."""
 
+    allow_imports: bool = False
+    """Whether a module that a run names for its environment may be imported, where `env` does not name it."""
+
 
 DEFAULT_NUM_SEEDS = 3
 
@@ -58,6 +61,7 @@ def plan(asked: ComparisonRequest, folder: Path, explore_over: float | None = No
         explore_over: The share of a new run over which exploration fades; by default what the preset says.
 
     Raises:
+        ImportRefused: A run that is there would import a module, and nobody allowed that.
         ValueError: A run is there that is not what was asked for, or one is missing and too little is said about it.
     """
     if len(asked.presets) < 2 or len(set(asked.presets)) < len(asked.presets):
@@ -84,6 +88,7 @@ def _plan_run(preset: str, asked: ComparisonRequest, folder: Path, explore_over:
                     f"{path} holds a run with {option} {there}, and {value} is asked for; choose another --out, or "
                     f"leave {option} out to compare what is there"
                 )
+        check_imports(config, asked.allow_imports or asked.env is not None)
         if asked.overrides:
             _require_settings(config, asked, path)
         return config

@@ -21,6 +21,8 @@ class Needs:
     """Cores, and threads."""
 
     gpus: float = 0.0
+    module: str = ""
+    """The module that it imports for its environment; no other is, whatever the files of the run name."""
 
 
 class EndedRun(NamedTuple):
@@ -98,7 +100,7 @@ class LocalEngine:
         with (path / "log.txt").open("ab") as log:
             # In a session of its own: Ctrl-C comes here, and is passed on once.
             process = subprocess.Popen(
-                worker_command(path),
+                worker_command(path, needs.module),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

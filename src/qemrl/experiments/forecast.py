@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qemrl.config.serialize import to_json
+from qemrl.envs.gym.catalog import split_id
 from qemrl.experiments.engines import Needs
 from qemrl.experiments.sweep import RunStatus, State
-from qemrl.experiments.worker import thread_variables
+from qemrl.experiments.worker import PYTHON, thread_variables
 from qemrl.training.config import RunConfig, read_config
 from qemrl.training.loops import describe_environment, make_loop, replay_bytes
 from qemrl.training.run_directory import RunDirectory
@@ -75,7 +76,7 @@ class Forecast:
 def estimate_needs(
     statuses: Sequence[RunStatus], cpus: int, gpus: float, memory_bytes: int | None
 ) -> dict[Path, Needs]:
-    """What each run takes; the memory that is given, or else an estimate."""
+    """What each run takes: the memory that is given, or else an estimate, and the module of its environment."""
     replays: dict[tuple[str, str], int] = {}
     needs = {}
     for status in statuses:
@@ -83,7 +84,8 @@ def estimate_needs(
         key = (status.run.arm, config.env_name)
         if memory_bytes is None and key not in replays:
             replays[key] = replay_bytes(config, describe_environment(config))
-        needs[status.path] = Needs(memory_bytes or PROCESS_BYTES + replays[key], cpus, gpus)
+        memory = memory_bytes or PROCESS_BYTES + replays[key]
+        needs[status.path] = Needs(memory, cpus, gpus, split_id(config.env)[0])
     return needs
 
 
@@ -150,7 +152,7 @@ def measure(config: RunConfig, spec: EnvSpec, cpus: int, seconds: float) -> Meas
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(to_json(config), file)
         file.flush()
-        words = [sys.executable, "-m", "qemrl.experiments.forecast", file.name, str(seconds)]
+        words = [*PYTHON, "qemrl.experiments.forecast", file.name, str(seconds)]
         result = subprocess.run(
             words,
             capture_output=True,

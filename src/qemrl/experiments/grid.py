@@ -22,9 +22,9 @@ variant or an environment for that alone. The more specific one wins: preset, th
 import hashlib
 import json
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from qemrl.config.override import flatten
 from qemrl.config.serialize import without_defaults
 from qemrl.config.suggestions import suggestion
 from qemrl.experiments.builtin_grids import builtin_grids
+from qemrl.experiments.toml_files import abbreviate, parse_toml, read_toml
 from qemrl.training.config import RunConfig, configure
+from qemrl.training.loops import check_import
 
 
 def _is_whole(value: Any) -> bool:
@@ -60,6 +62,9 @@ KEYS = tuple(KINDS)
 RESERVED = ("preset", "env", "seed", "num_seeds", "steps", "agent")
 """The settings of a run that the grid itself gives."""
 
+MOST_RUNS = 100_000
+MOST_STEPS = 10**12
+
 Overrides = Mapping[str, Any]
 
 
@@ -72,11 +77,10 @@ class Run:
 
     config: RunConfig
 
-    @property
+    @cached_property
     def id(self) -> str:
         """A hash of all settings that are not their classes' defaults: new fields with defaults leave it as it is."""
-        spec = json.dumps(without_defaults(self.config), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(spec.encode()).hexdigest()[:12]
+        return _hash(without_defaults(self.config))
 
     @property
     def name(self) -> str:
@@ -116,11 +120,21 @@ class Grid:
                 raise ValueError(
                     f"presets: {arm!r} is neither a preset nor PRESET+NAME, with a name of letters, digits"
                 )
-        if not self.seed_list:
+        # Before they are made: a number may be far too large for a list.
+        count = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
+        if count < 1:
             raise ValueError(f"seeds must be a number of seeds or a list of them, got {self.seeds!r}")
+        if count * len(self.envs) * len(self.presets) > MOST_RUNS:
+            raise ValueError(
+                f"seeds: {count:,} of them, {len(self.envs):,} environments and {len(self.presets):,} presets are more "
+                f"than {MOST_RUNS:,} runs, the most that a grid has"
+            )
         _require_distinct("seeds", self.seed_list)
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps!r}")
+        for seed in self.seed_list:
+            if not 0 <= seed < 2**32:
+                raise ValueError(f"seeds must lie in [0, 2³²), got {seed}")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"steps must be at least 1 and at most {MOST_STEPS:,}, got {self.steps!r}")
 
     @property
     def seed_list(self) -> tuple[int, ...]:
@@ -129,18 +143,11 @@ class Grid:
 
     def runs(self) -> list[Run]:
         """Every run, seed by seed: whenever a sweep stops, all algorithms have about as many seeds."""
-        runs = [
-            Run(arm, self.config(arm, env, seed))
-            for seed in self.seed_list
-            for env in self.envs
-            for arm in self.presets
-        ]
-        for first, second in _twins(runs):
-            raise ValueError(
-                f"{first.arm} and {second.arm} are the same on {first.config.env_name}: give {second.arm} settings of "
-                f'its own under [overrides."{second.arm}"], or leave it out'
-            )
-        return runs
+        first, *others = self.seed_list
+        runs = [Run(arm, self.config(arm, env, first)) for env in self.envs for arm in self.presets]
+        _require_differences(runs)
+        described = [(run, without_defaults(run.config)) for run in runs]
+        return runs + [_give_seed(run, spec, seed) for seed in others for run, spec in described]
 
     def config(self, arm: str, env: str, seed: int) -> RunConfig:
         """The configuration of one run."""
@@ -175,8 +182,18 @@ class Grid:
         return settings
 
 
-def read_grid(file: str | Path) -> Grid:
-    """The grid of a TOML file, or the built-in grid of that name."""
+def read_grid(file: str | Path, allow_imports: bool = False) -> Grid:
+    """The grid of a TOML file, or the built-in grid of that name.
+
+    Args:
+        file: The file, or the name.
+        allow_imports: Whether modules that it names for environments (`module:id`) may be imported later on, which can
+            do anything.
+
+    Raises:
+        ImportRefused: It names a module, and imports are not allowed.
+        ValueError: Something in it makes no sense; the message says what, and what would.
+    """
     path = Path(file)
     if not path.exists() and path.name == str(file):
         ready = builtin_grids()
@@ -184,13 +201,9 @@ def read_grid(file: str | Path) -> Grid:
             raise ValueError(
                 f"there is no file {file} and no built-in grid of that name; {suggestion(path.stem, ready)}"
             )
-        text = ready[path.stem]
+        data = parse_toml(ready[path.stem], str(file))
     else:
-        text = path.read_text(encoding="utf-8")
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} is not TOML: {error}") from error
+        data = read_toml(path)
     for key in data:
         if key not in KEYS:
             raise ValueError(f"{file}: a grid has no key {key!r}; {suggestion(key, KEYS)}")
@@ -200,33 +213,59 @@ def read_grid(file: str | Path) -> Grid:
     for key, value in data.items():
         is_right, kind = KINDS[key]
         if not is_right(value):
-            raise ValueError(f"{file}: {key} must be {kind}, got {value!r}")
+            raise ValueError(f"{file}: {key} must be {kind}, got {abbreviate(value)}")
     data["steps"] = int(data["steps"])
     try:
-        return Grid(**data)
+        grid = Grid(**data)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+    for env in grid.envs:
+        check_import(env, f"{file}: the environment", allow_imports)
+    return grid
+
+
+def _hash(spec: Mapping[str, Any]) -> str:
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _give_seed(run: Run, spec: Mapping[str, Any], seed: int) -> Run:
+    """The run with another seed, of which its settings that are not defaults say nothing but the seed anew."""
+    other = Run(run.arm, replace(run.config, seed=seed))
+    rest = {name: value for name, value in spec.items() if name != "seed"}
+    # What the property would find: to describe the same agent again for each seed takes longer than all else.
+    vars(other)["id"] = _hash(rest | {"seed": seed} if seed else rest)
+    return other
 
 
 def _preset(arm: str) -> str:
     return arm.partition("+")[0]
 
 
-def _twins(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+def _require_differences(runs: Sequence[Run]) -> None:
+    """Raise if two runs with the same seed are the same."""
     seen: dict[str, Run] = {}
     for run in runs:
-        if run.id in seen:
-            yield seen[run.id], run
-        seen[run.id] = run
+        twin = seen.setdefault(run.id, run)
+        if twin is not run:
+            raise ValueError(
+                f"{twin.arm} and {run.arm} are the same on {twin.config.env_name}: give {run.arm} settings of its own "
+                f'under [overrides."{run.arm}"], or leave it out'
+            )
 
 
 def _require_names(name: str, values: Sequence[str]) -> None:
-    if isinstance(values, str) or not values or not all(values):
-        raise ValueError(f"{name} must be a list of at least one name, got {values!r}")
+    if isinstance(values, str) or not values or not all(isinstance(value, str) and value for value in values):
+        raise ValueError(f"{name} must be a list of at least one name, got {abbreviate(values)}")
+    for value in values:
+        if not value.isprintable():
+            raise ValueError(f"{name}: {value!r} has characters that cannot be printed")
     _require_distinct(name, values)
 
 
 def _require_distinct(name: str, values: Sequence[Any]) -> None:
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
-        raise ValueError(f"{name}: {twice[0]!r} is there twice")
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{name}: {value!r} is there twice")
+        seen.add(value)

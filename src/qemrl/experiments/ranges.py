@@ -1,7 +1,6 @@
 """Ranges of settings, which a tuning draws from: `1e-5:2e-3:log`, `1:5` or `32,64,128`, by dotted name."""
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from qemrl.agents.value import ValueConfig
 from qemrl.config.override import convert, find_annotation, flatten, union_members
 from qemrl.experiments.grid import RESERVED
+from qemrl.experiments.toml_files import read_toml
 from qemrl.training.config import RunConfig
 
 Value = bool | int | float | str | None
@@ -97,12 +97,19 @@ def read_ranges(given: Mapping[str, Any], config: RunConfig) -> dict[str, Range]
     return {name: read_range(value, config, name) for name, value in flatten(given).items()}
 
 
-def read_ranges_file(file: Path) -> dict[str, Any]:
-    """What a TOML file says about ranges: text as on the command line, or a list of choices."""
+def read_ranges_file(file: Path, config: RunConfig) -> dict[str, Range]:
+    """The ranges of a TOML file: text as on the command line, or a list of choices.
+
+    Raises:
+        ValueError: As `read_ranges`, or there are none; the file is named.
+    """
+    given = read_toml(file)
+    if not given:
+        raise ValueError(f'{file} has no range; one is: optimizer.learning_rate = "1e-5:2e-3:log"')
     try:
-        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} is not TOML: {error}") from error
+        return read_ranges(given, config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def read_range(given: Any, config: RunConfig, name: str) -> Range:

@@ -45,15 +45,21 @@ class RayEngine:
         except ImportError as error:
             raise ValueError(f"the engine `ray` needs Ray; {how_to_install('ray')}") from error
         self.ray, self.retries = ray, retries
-        quiet = {"log_to_driver": False, "logging_level": "warning"}
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
         if address is None:
-            here = {"num_cpus": cores or available_cores(), "include_dashboard": False, "_node_ip_address": LOOPBACK}
-            ray.init(**here, **quiet)
+            options |= {
+                "num_cpus": cores or available_cores(),
+                "include_dashboard": False,
+                "_node_ip_address": LOOPBACK,
+            }
         else:
+            options["address"] = address
+        # Ray lets its processes import from the working folder of the driver before all else: from one without modules.
+        with contextlib.chdir("/"):
             try:
-                ray.init(address=address, **quiet)
+                ray.init(**options)
             except ConnectionError as error:
-                raise _missing_cluster(address) from error
+                raise _missing_cluster(str(address)) from error
         # A new process for each run: the variables that JAX reads when it is imported must be the run's own.
         self.task = ray.remote(max_calls=1)(_work)
         self.going: dict[Any, Path] = {}
@@ -77,7 +83,8 @@ class RayEngine:
             "max_retries": self.retries,
             "name": path.name,
         }
-        reference = self.task.options(**options).remote(str(path.resolve()), thread_variables(needs.cpus))
+        variables, here = thread_variables(needs.cpus), str(Path.cwd())
+        reference = self.task.options(**options).remote(str(path.resolve()), variables, here, needs.module)
         self.going[reference] = path
 
     def poll(self) -> list[EndedRun]:
@@ -132,10 +139,12 @@ def _missing_cluster(address: str) -> ValueError:
     )
 
 
-def _work(path: str, variables: dict[str, str]) -> None:
-    """Do a run in a process of a node; one that was asked to stop has saved its state, and is no failure."""
+def _work(path: str, variables: dict[str, str], folder: str, module: str) -> None:
+    """Do a run in a process of a node, in the driver's working folder; one that was asked to stop is no failure."""
     os.environ.update(variables)
+    with contextlib.suppress(FileNotFoundError):  # only modules for environments have to be there
+        os.chdir(folder)
     from qemrl.training.train import Stopped
 
     with contextlib.suppress(Stopped):
-        work(Path(path))
+        work(Path(path), module)

@@ -2,7 +2,6 @@
 
     DIR/grid.json                             the grid that was asked for last
     DIR/runs/ARM_ENV_seed-S_ID/               a run directory, known by arm and settings in its config.json
-    DIR/programs/                             compiled programs, which runs on one machine share; may be deleted
     DIR/lock                                  held by the process that drives the sweep
 
 Nothing but the run directories says how far a sweep is. So it can be driven again after anything, from anywhere that
@@ -129,9 +128,10 @@ class Sweep:
         self.grid, self.folder = grid, folder
         self.runs = grid.runs()
         self.statuses: dict[Path, RunStatus] = {}
-        there = _find_runs(folder / "runs")
+        home = folder / "runs"
+        there = _find_runs(home)
         for run in self.runs:
-            path = there.get((run.arm, run.id), folder / "runs" / run.name)
+            path = there.get((run.arm, run.id)) or home / run.name
             self.statuses[path] = read_first_status(run, path)
 
     @property
@@ -201,6 +201,8 @@ def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
 
 def read_first_status(run: Run, path: Path) -> RunStatus:
     """The status of a run that nobody has been handed yet."""
+    if not path.is_dir():  # as are most runs of a large grid: nothing else is looked for
+        return RunStatus(run, path, State.WAITING)
     if (path / "DONE").exists():
         return replace(_update(RunStatus(run, path, State.FINISHED)), state=State.FINISHED)
     known = _update(RunStatus(run, path, State.WAITING))

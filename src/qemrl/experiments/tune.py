@@ -3,7 +3,6 @@
     DIR/tune.json                    what is tuned: the configuration, the ranges and the seeds
     DIR/study.db                     Optuna's study, in SQLite; written by the process that drives the tuning only
     DIR/trials/NNNN/seed_S/          a run directory for each seed of a trial; checkpoints are kept of the best trial
-    DIR/programs/                    compiled programs, which runs on one machine share; may be deleted
     DIR/lock                         held by the process that drives the tuning
     DIR/best.toml, trials.csv        the best trial as a grid, and all trials
     DIR/history.png, importance.png  Optuna's history and importance, also as SVG

@@ -1,7 +1,8 @@
 """One run of a sweep, brought to its end in a process of its own: what every engine does.
 
 A run that fails leaves a file FAILED with the cause in its folder, which goes when it is tried again. A run whose
-parent dies saves its state and stops.
+parent dies saves its state and stops. Of the modules that a run's config.json could name for its environment, one is
+imported if the engine says which.
 """
 
 import contextlib
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qemrl.training.run_directory import RunDirectory
 
+PYTHON = (sys.executable, "-P", "-m")
+"""How a process begins in which no file of the working folder takes the place of a package."""
+
 FAILED = "FAILED"
 PATIENCE_SECONDS = 60.0
 """How long a run waits for a process that still holds its folder: one that was left behind, and is saving."""
@@ -32,9 +36,14 @@ def thread_variables(threads: int) -> dict[str, str]:
     return {name: str(threads) for name in names} | {"XLA_FLAGS": flags}
 
 
-def worker_command(path: Path) -> list[str]:
-    """The command line of a process that does a run; no file of the working folder takes the place of a package."""
-    return [sys.executable, "-P", "-m", "qemrl.experiments.worker", str(path)]
+def worker_command(path: Path, module: str = "") -> list[str]:
+    """The command line of a process that does a run, as long as this process is there.
+
+    Args:
+        path: The folder of the run.
+        module: The module that it imports for its environment, if it needs one.
+    """
+    return [*PYTHON, "qemrl.experiments.worker", str(path), str(os.getpid()), module]
 
 
 def cause_of_failure(path: Path) -> str | None:
@@ -47,13 +56,20 @@ def cause_of_failure(path: Path) -> str | None:
         return f"unknown: {path / FAILED} cannot be read"
 
 
-def work(path: Path) -> None:
+def work(path: Path, module: str = "") -> None:
     """Bring the run to its end; whatever goes wrong is written down, then raised.
 
+    Args:
+        path: The folder of the run.
+        module: The module that may be imported for its environment.
+
     Raises:
+        ImportRefused: Its environment is of another module.
         Stopped: A signal asked for it; a checkpoint was written.
     """
+    from qemrl.envs.gym.catalog import split_id
     from qemrl.training.config import read_config
+    from qemrl.training.loops import check_imports
     from qemrl.training.run_directory import RunDirectory, write_atomic
     from qemrl.training.train import Stopped, train
 
@@ -61,7 +77,9 @@ def work(path: Path) -> None:
     try:
         run = RunDirectory(path)
         _wait_for_lock(run)
-        train(read_config(run.config), run)
+        config = read_config(run.config)
+        check_imports(config, module == split_id(config.env)[0])
+        train(config, run)
     except (Stopped, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -94,12 +112,16 @@ def _stop_after(parent: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Do the run in the folder that is named; the exit code says how it ended."""
-    threading.Thread(target=_stop_after, args=(os.getppid(),), daemon=True).start()
+    """Do the run of `worker_command`; the exit code says how it ended."""
+    path, parent, module = arguments
+    # Told by the parent: it may have died before this process could ask who it is.
+    if os.getppid() != int(parent):
+        return 128 + signal.SIGTERM
+    threading.Thread(target=_stop_after, args=(int(parent),), daemon=True).start()
     from qemrl.training.train import Stopped
 
     try:
-        work(Path(arguments[0]))
+        work(Path(path), module)
     except Stopped as stopped:
         return 128 + stopped.signal_number
     except BaseException:

@@ -106,12 +106,29 @@ def check_imports(config: RunConfig, allowed: bool) -> None:
     Raises:
         ImportRefused: It would, and imports are not allowed; the module is named.
     """
-    module = "" if config.env_is_given else split_id(config.env)[0]
+    if not config.env_is_given:
+        advice = ", or give the environment: qemrl.load(path, env=…)"
+        check_import(config.env, "the environment of this run", allowed, advice)
+
+
+def check_import(env: str, what: str, allowed: bool, advice: str = "") -> None:
+    """Raise where an environment that a file names would import a module.
+
+    Args:
+        env: Its id.
+        what: What it is, at the start of the message.
+        allowed: Whether it may.
+        advice: What else can be done, at the end of the message.
+
+    Raises:
+        ImportRefused: It would, and may not; the module is named.
+    """
+    module, _ = split_id(env)
     if module and not allowed and module not in sys.modules:
         raise ImportRefused(
-            f"the environment of this run, {config.env}, would import the module {module!r}, which can do anything on "
-            "this machine. If you trust it, allow that: --allow-imports on the command line, allow_imports=True in "
-            "Python. Or import it yourself first, or give the environment: qemrl.load(path, env=…)"
+            f"{what}, {env}, would import the module {module!r}, which can do anything on this machine. If you trust "
+            "it, allow that: --allow-imports on the command line, allow_imports=True in Python. Or import it yourself "
+            f"first{advice}"
         )
 
 

@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -87,37 +85,11 @@ def write_json(data: dict, path: Path | None) -> None:
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """Turn what is wrong with a configuration or a folder into a usage error."""
-    from qemrl.training.run_directory import RunExistsError
-
-    with failures():
-        try:
-            yield
-        except (ValueError, RunExistsError) as error:
-            raise UsageError(str(error)) from error
-
-
-@contextlib.contextmanager
-def failures() -> Iterator[None]:
-    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
-    from qemrl.training.callbacks import CallbackError
-    from qemrl.training.checkpoint import CheckpointError
+    """Turn what cannot be done as it is asked for into a usage error, also where something has begun to run."""
     from qemrl.training.machine import MemoryShortageError
-    from qemrl.training.run_directory import RunLockedError, RunWriteError
-    from qemrl.training.train import NonFiniteTrainingError
+    from qemrl.training.run_directory import RunExistsError, RunLockedError
 
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        warnings.simplefilter("default", UserWarning)
-        try:
-            yield
-        except (MemoryShortageError, RunLockedError) as error:
-            raise UsageError(str(error)) from error
-        except (CallbackError, CheckpointError, RunWriteError, NonFiniteTrainingError) as error:
-            print(f"qemrl: {error}", file=sys.stderr)
-            sys.exit(1)
-
-
-def _show_warning(message: Warning | str, *place: Any) -> None:
-    del place
-    print(f"qemrl: warning: {message}", file=sys.stderr)
+    try:
+        yield
+    except (ValueError, MemoryShortageError, RunExistsError, RunLockedError) as error:
+        raise UsageError(str(error)) from error

@@ -17,13 +17,11 @@ from qemrl.cli.console import (
     CheckpointName,
     Steps,
     UsageError,
-    failures,
     print_table,
     require,
     require_folder,
     show_status,
     table,
-    usage,
 )
 from qemrl.cli.runs import ENVIRONMENT, format_help, read_options
 
@@ -65,18 +63,17 @@ def compare(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESETS")
     from qemrl.experiments.compare import ComparisonRequest, plan
     from qemrl.training.config import configure
 
-    with usage():
-        options = read_options(words, COMPARE_OPTIONS)
-        out, env = options.pop("out", ""), options.pop("env", None)
-        require(out != "", "name a folder for the comparison: --out DIR")
-        require(env != "", "--env needs a value")
-        require_folder(Path(out))
-        counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
-        numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
-        configs = plan(ComparisonRequest(presets, env, **numbers, overrides=options), Path(out))
-        for config in configs:
-            if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
-                print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")
+    options = read_options(words, COMPARE_OPTIONS)
+    out, env = options.pop("out", ""), options.pop("env", None)
+    require(out != "", "name a folder for the comparison: --out DIR")
+    require(env != "", "--env needs a value")
+    require_folder(Path(out))
+    counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
+    numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
+    configs = plan(ComparisonRequest(presets, env, **numbers, overrides=options), Path(out))
+    for config in configs:
+        if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
+            print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")
     _complete_and_report(configs, Path(out))
 
 
@@ -113,8 +110,7 @@ def demo(out: Path = Path("demo"), steps: Steps = 100_000, seed: int = 0) -> Non
     require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
 
-    with usage():
-        configs = plan(ComparisonRequest(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
+    configs = plan(ComparisonRequest(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
     _complete_and_report(configs, out)
 
 
@@ -149,9 +145,8 @@ def show(
     from qemrl import api
     from qemrl.experiments.episodes import watch_episode, write_episode
 
-    with show_status("playing an episode"), failures():
-        with usage():
-            agent = api.load(run, seed_of_run, allow_imports=allow_imports, checkpoint=checkpoint)
+    with show_status("playing an episode"):
+        agent = api.load(run, seed_of_run, allow_imports=allow_imports, checkpoint=checkpoint)
         episode = watch_episode(agent, episode_seed, moments)
     if episode.note:
         print(f"note: the figure has no frames: {episode.note}")
@@ -198,7 +193,7 @@ def report(
     from qemrl.report.page import make_page
     from qemrl.training.run_directory import write_atomic
 
-    with show_status("reading runs") as status, usage():
+    with show_status("reading runs") as status:
         content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"), allow_imports)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -280,14 +275,12 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     directories = []
     for config in configs:
         path = out / config.preset
-        with usage():
-            directory = comparing.prepare(config, path)
+        directory = comparing.prepare(config, path)
         if directory.done:
             print(f"{config.preset}: finished already, in {path}")
         else:
             try:
-                with failures():
-                    train(config, directory, show_progress())
+                train(config, directory, show_progress())
             except Stopped as stop:
                 print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
                 sys.exit(128 + stop.signal_number)

@@ -18,7 +18,16 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl.cli import runs as cli_runs
-from qemrl.cli.console import UsageError, print_table, require, require_folder, show_status, table
+from qemrl.cli.console import (
+    UsageError,
+    print_table,
+    require,
+    require_count,
+    require_folder,
+    require_seed,
+    show_status,
+    table,
+)
 from qemrl.cli.guard import guard, outlive_readers
 from qemrl.cli.studies import compare, demo, report, show
 from qemrl.cli.sweep import sweep
@@ -75,12 +84,16 @@ def fits(
         seed: The seed of all randomness.
     """
     require(quantiles >= 4, f"--quantiles must be at least 4, the highest order; got {quantiles}")
+    require_count("--quantiles", quantiles, 10_000)
+    require_count("--trials", trials, 1_000_000_000)
     require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
-    require(trials >= 1, f"--trials must be at least 1; got {trials}")
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     require_folder(out)
     from qemrl.paper import fits as fitting
+    from qemrl.training.machine import require_memory
 
+    levels = 2 * 8 * trials * quantiles  # as they are drawn, and in order
+    require_memory(levels, f"--trials {trials} of --quantiles {quantiles}", "give fewer of them")
     with show_status("fitting four distributions"):
         results = fitting.fit_distributions(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the distribution"
@@ -122,7 +135,7 @@ def reproduce(
         near = nearest(name, [*BY_NAME, "all"])
         hint = f"did you mean `{near}`?" if near else "`qemrl list` shows all"
         raise UsageError(f"there is no item `{name}`; {hint}")
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     require_folder(out)
     chosen = ITEMS if name == "all" else (BY_NAME[name],)
     finished: list[str] = []

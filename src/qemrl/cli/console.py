@@ -48,6 +48,18 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def require_count(option: str, value: int, largest: int, least: int = 1) -> None:
+    """Raise a `UsageError` unless a number is within bounds, of which the one above keeps it within memory."""
+    require(value >= least, f"{option} must be at least {least}; got {value}")
+    require(value <= largest, f"{option} must be at most {largest:,}; got {value}")
+
+
+def require_seed(option: str, seed: int) -> None:
+    """Raise a `UsageError` unless a number can be a seed."""
+    require(seed >= 0, f"{option} must not be negative; got {seed}")
+    require(seed < 2**32, f"{option} must be below 2³²; got {seed}")
+
+
 def require_folder(out: Path) -> None:
     """Raise a `UsageError` unless results can be put into this folder, which need not be there yet."""
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
@@ -70,7 +82,7 @@ def print_table(shown: Table) -> None:
     """Print a table; whole, where there is no terminal whose width would cut it."""
     console = Console(width=None if Console().is_terminal else WIDEST)
     if shown.title is not None:  # not by the table, which would break it where a narrow table ends
-        console.print(shown.title, style="table.title", highlight=False)
+        console.print(shown.title, style="table.title", highlight=False, markup=False)
         shown.title = None
     console.print(shown)
 

@@ -19,6 +19,7 @@ from qemrl.cli.console import (
     Steps,
     print_table,
     require,
+    require_count,
     require_folder,
     show_status,
     table,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from qemrl.training.loops import Loop
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.wandb import WandbCallback
+
+LARGEST_EPISODES = 100_000
+"""They are played side by side, each in an environment of its own."""
 
 USAGE = """usage: qemrl train PRESET --env ID [options]
 
@@ -159,7 +163,7 @@ def evaluate(
         out: Write the JSON object to this file as well.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    require_count("--episodes", episodes, LARGEST_EPISODES)
     from qemrl import api
     from qemrl.training.config import read_config
     from qemrl.training.run_directory import RunDirectory
@@ -221,7 +225,7 @@ def export(
         checkpoint: The checkpoint: `last`, `best` by evaluation, or the step of one that is there.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    require_count("--episodes", episodes, LARGEST_EPISODES)
     require_folder(out)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
     from qemrl import api

@@ -20,6 +20,7 @@ from qemrl.cli.console import (
     print_table,
     require,
     require_folder,
+    require_seed,
     show_status,
     table,
 )
@@ -137,7 +138,7 @@ def show(
         out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
+    require_seed("--episode-seed", episode_seed)
     require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
     folder = run / "show" if out is None else out
     require_folder(folder)
@@ -186,7 +187,7 @@ def report(
     require(
         pdf is None or (pdf.suffix == ".pdf" and not pdf.is_dir()), f"--pdf must be a file that ends in .pdf; got {pdf}"
     )
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments of saved agents are made without a window
     from qemrl.report.content import gather
     from qemrl.report.figures import write_figures, write_pdf
@@ -194,7 +195,7 @@ def report(
     from qemrl.training.run_directory import write_atomic
 
     with show_status("reading runs") as status:
-        content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"), allow_imports)
+        content = gather(directory, agents, seed, lambda what: status.update(f"{escape(what)} …"), allow_imports)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(out, make_page(content))

@@ -28,8 +28,13 @@ MOST_FRAMES = 255
 
 
 LARGEST = {
-    "steps": LARGEST_COUNT, "log_every": LARGEST_COUNT, "evaluate_every": LARGEST_COUNT,
-    "checkpoint_every": LARGEST_COUNT, "num_seeds": 10_000, "num_envs": 100_000, "evaluation_episodes": 100_000,
+    "steps": LARGEST_COUNT,
+    "log_every": LARGEST_COUNT,
+    "evaluate_every": LARGEST_COUNT,
+    "checkpoint_every": LARGEST_COUNT,
+    "num_seeds": 10_000,
+    "num_envs": 100_000,
+    "evaluation_episodes": 100_000,
 }
 """How many there can be at most, at least one of each; evaluations play their episodes side by side."""
 

@@ -65,6 +65,12 @@ def require_folder(out: Path) -> None:
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
 
 
+def require_text(option: str, file: Path) -> None:
+    """Raise a `UsageError` if a file that is to be read as text is a device, which may have no end."""
+    device = file.is_char_device() or file.is_block_device()
+    require(not device, f"{option} takes a TOML file, and {file} is a device")
+
+
 def show_status(what: str) -> Status:
     """A sign of life in a terminal, while something runs that takes seconds."""
     return Console(stderr=True).status(f"{what} …")

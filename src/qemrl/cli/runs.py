@@ -21,6 +21,7 @@ from qemrl.cli.console import (
     require,
     require_count,
     require_folder,
+    require_text,
     show_status,
     table,
     write_json,
@@ -269,6 +270,7 @@ def _read_file(file: str, preset: str | None, options: dict[str, Any]) -> tuple[
     from qemrl.experiments.grid import read_grid
 
     require(file != "", "--config needs a file")
+    require_text("--config", Path(file))
     grid = read_grid(file)
     for found, what, option in ((grid.presets, preset, "a preset"), (grid.envs, options.get("env"), "--env")):
         require(what is not None or len(found) == 1, f"{file} has {', '.join(found)}; say which with {option}")

@@ -530,6 +530,6 @@ def test_the_command_refuses_what_makes_no_sense(campaign, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another place with --out"):
         report(campaign, tmp_path / "file" / "page.html", agents=False)
-    with pytest.raises(UsageError, match="holds neither runs nor results"):
+    with pytest.raises(ValueError, match="holds neither runs nor results"):
         report(tmp_path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

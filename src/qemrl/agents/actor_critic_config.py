@@ -9,6 +9,7 @@ from qemrl.agents.q_estimator import check_estimator
 from qemrl.distributional.ensembles import ElementwiseMin, Ensemble
 from qemrl.distributional.representations import FixedQuantiles, Representation
 from qemrl.estimators import EmpiricalMean, Statistic
+from qemrl.networks.layers import check_widths
 from qemrl.networks.torsos import NetworkFunction, TorsoName
 from qemrl.replay.config import ReplayConfig
 
@@ -35,6 +36,10 @@ class ActorCriticNetworkConfig:
 
     layer_norm: bool = False
     """A LayerNorm before each ReLU of a critic, as in DSAC."""
+
+    def __post_init__(self) -> None:
+        for name in ("policy_widths", "critic_widths", "critic_hidden"):
+            check_widths(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from qemrl.estimators import EmpiricalMean, Statistic
 from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, mask_q
 from qemrl.exploration.epsilon_greedy import argmax_action
 from qemrl.networks.heads import ActionStreams, StreamConfig
-from qemrl.networks.layers import Key, redraw_fan_average
+from qemrl.networks.layers import Key, check_widths, redraw_fan_average
 from qemrl.networks.torsos import NetworkFunction, Torso, TorsoName, make_torso, num_features
 from qemrl.replay.config import ReplayConfig
 from qemrl.types import Batch, EnvSpec, ReturnDist, UnsupportedEnvironment
@@ -61,6 +61,10 @@ class NetworkConfig:
 
     initializer: Literal["fan-in", "fan-average"] = "fan-in"
     """How weights start: uniform in ±1/√(fan-in), biases too, as in DQN Zoo; or Glorot's uniform with zero biases."""
+
+    def __post_init__(self) -> None:
+        check_widths("widths", self.widths)
+        check_widths("hidden", self.hidden)
 
 
 @dataclass(frozen=True)

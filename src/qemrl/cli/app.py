@@ -4,13 +4,13 @@ Commands are functions; their arguments are the options and their docstrings the
 imported when it runs, so that `qemrl list` answers at once.
 """
 
+import contextlib
 import math
-import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from rich.markup import escape
 from tyro.conf import Positional
@@ -18,7 +18,17 @@ from tyro.extras import SubcommandApp
 
 import qemrl
 from qemrl.cli import runs as cli_runs
-from qemrl.cli.console import UsageError, print_table, require, require_folder, show_status, table
+from qemrl.cli.console import (
+    UsageError,
+    print_table,
+    require,
+    require_count,
+    require_folder,
+    require_seed,
+    show_status,
+    table,
+)
+from qemrl.cli.guard import guard, outlive_readers
 from qemrl.cli.studies import compare, demo, report, show
 from qemrl.cli.sweep import sweep
 from qemrl.cli.tune import tune
@@ -74,12 +84,16 @@ def fits(
         seed: The seed of all randomness.
     """
     require(quantiles >= 4, f"--quantiles must be at least 4, the highest order; got {quantiles}")
+    require_count("--quantiles", quantiles, 10_000)
+    require_count("--trials", trials, 1_000_000_000)
     require(0 <= noise < math.inf, f"--noise must be finite and not negative; got {noise}")
-    require(trials >= 1, f"--trials must be at least 1; got {trials}")
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     require_folder(out)
     from qemrl.paper import fits as fitting
+    from qemrl.training.machine import require_memory
 
+    levels = 2 * 8 * trials * quantiles  # as they are drawn, and in order
+    require_memory(levels, f"--trials {trials} of --quantiles {quantiles}", "give fewer of them")
     with show_status("fitting four distributions"):
         results = fitting.fit_distributions(quantiles, noise, trials, seed)
     title = f"{quantiles} quantiles with noise {noise:g}; errors in standard deviations of the distribution"
@@ -121,7 +135,7 @@ def reproduce(
         near = nearest(name, [*BY_NAME, "all"])
         hint = f"did you mean `{near}`?" if near else "`qemrl list` shows all"
         raise UsageError(f"there is no item `{name}`; {hint}")
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     require_folder(out)
     chosen = ITEMS if name == "all" else (BY_NAME[name],)
     finished: list[str] = []
@@ -186,43 +200,23 @@ COMMANDS: dict[str, Any] = {
 OPEN_COMMANDS = ("train", "compare", "tune")
 """Commands that take every setting as an option: which there are depends on their arguments, which they read."""
 
+TRAINING_COMMANDS = ("train", "resume", "compare", "demo", "sweep", "tune", "reproduce")
+"""Commands whose work goes on when nobody reads any more what they print."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; usage errors exit with 2, an interrupt with 130."""
+    """Run the command line; `guard` says which exit codes there are."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments in (["--version"], ["-V"]):
         print(f"qemrl {qemrl.__version__}")
         return
-    try:
+    trains = arguments[:1] and arguments[0] in TRAINING_COMMANDS
+    with outlive_readers() if trains else contextlib.nullcontext(), guard():
         _check_command(arguments)
         if arguments[:1] and arguments[0] in OPEN_COMMANDS:
             COMMANDS[arguments[0]](arguments[1:])
         else:
             _app().cli(prog="qemrl", description=qemrl.__doc__, args=arguments)
-    except BrokenPipeError:  # `qemrl list | head`: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (UsageError, OSError) as error:
-        print(f"qemrl: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _end_interrupted()
-    except Exception as error:
-        # An interrupt in the middle of an import comes out of some extension modules as an ImportError.
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            _end_interrupted()
-        raise
-
-
-def _end_interrupted() -> NoReturn:
-    print("qemrl: interrupted", file=sys.stderr)
-    sys.exit(130)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _app() -> SubcommandApp:
@@ -233,7 +227,10 @@ def _app() -> SubcommandApp:
 
 
 def _check_command(arguments: Sequence[str]) -> None:
-    """Suggest the nearest command when one is mistyped."""
+    """Refuse words that are no text, and suggest the nearest command when one is mistyped."""
+    for each in arguments:
+        readable = "\0" not in each and not any("\ud800" <= letter <= "\udfff" for letter in each)
+        require(readable, f"{each!r} holds bytes that are no text in UTF-8; choose another name")
     word = next(iter(arguments), "-")
     if not word.startswith("-") and word not in COMMANDS:
         near = nearest(word, COMMANDS)

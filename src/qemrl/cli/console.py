@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -50,9 +48,27 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def require_count(option: str, value: int, largest: int, least: int = 1) -> None:
+    """Raise a `UsageError` unless a number is within bounds, of which the one above keeps it within memory."""
+    require(value >= least, f"{option} must be at least {least}; got {value}")
+    require(value <= largest, f"{option} must be at most {largest:,}; got {value}")
+
+
+def require_seed(option: str, seed: int) -> None:
+    """Raise a `UsageError` unless a number can be a seed."""
+    require(seed >= 0, f"{option} must not be negative; got {seed}")
+    require(seed < 2**32, f"{option} must be below 2³²; got {seed}")
+
+
 def require_folder(out: Path) -> None:
     """Raise a `UsageError` unless results can be put into this folder, which need not be there yet."""
     require(not out.exists() or out.is_dir(), f"--out must be a folder, and {out} is a file")
+
+
+def require_text(option: str, file: Path) -> None:
+    """Raise a `UsageError` if a file that is to be read as text is a device, which may have no end."""
+    device = file.is_char_device() or file.is_block_device()
+    require(not device, f"{option} takes a TOML file, and {file} is a device")
 
 
 def show_status(what: str) -> Status:
@@ -72,7 +88,7 @@ def print_table(shown: Table) -> None:
     """Print a table; whole, where there is no terminal whose width would cut it."""
     console = Console(width=None if Console().is_terminal else WIDEST)
     if shown.title is not None:  # not by the table, which would break it where a narrow table ends
-        console.print(shown.title, style="table.title", highlight=False)
+        console.print(shown.title, style="table.title", highlight=False, markup=False)
         shown.title = None
     console.print(shown)
 
@@ -87,37 +103,11 @@ def write_json(data: dict, path: Path | None) -> None:
 
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
-    """Turn what is wrong with a configuration or a folder into a usage error."""
-    from qemrl.training.run_directory import RunExistsError
-
-    with failures():
-        try:
-            yield
-        except (ValueError, RunExistsError) as error:
-            raise UsageError(str(error)) from error
-
-
-@contextlib.contextmanager
-def failures() -> Iterator[None]:
-    """Say in one line what made a run fail: exit code 2 where it could not begin, 1 where it had to stop."""
-    from qemrl.training.callbacks import CallbackError
-    from qemrl.training.checkpoint import CheckpointError
+    """Turn what cannot be done as it is asked for into a usage error, also where something has begun to run."""
     from qemrl.training.machine import MemoryShortageError
-    from qemrl.training.run_directory import RunLockedError, RunWriteError
-    from qemrl.training.train import NonFiniteTrainingError
+    from qemrl.training.run_directory import RunExistsError, RunLockedError
 
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        warnings.simplefilter("default", UserWarning)
-        try:
-            yield
-        except (MemoryShortageError, RunLockedError) as error:
-            raise UsageError(str(error)) from error
-        except (CallbackError, CheckpointError, RunWriteError, NonFiniteTrainingError) as error:
-            print(f"qemrl: {error}", file=sys.stderr)
-            sys.exit(1)
-
-
-def _show_warning(message: Warning | str, *place: Any) -> None:
-    del place
-    print(f"qemrl: warning: {message}", file=sys.stderr)
+    try:
+        yield
+    except (ValueError, MemoryShortageError, RunExistsError, RunLockedError) as error:
+        raise UsageError(str(error)) from error

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,13 +17,13 @@ from tyro.conf import Positional
 from qemrl.cli.console import (
     CheckpointName,
     Steps,
-    failures,
     print_table,
     require,
+    require_count,
     require_folder,
+    require_text,
     show_status,
     table,
-    usage,
     write_json,
 )
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from qemrl.training.loops import Loop
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.wandb import WandbCallback
+
+LARGEST_EPISODES = 100_000
+"""They are played side by side, each in an environment of its own."""
 
 USAGE = """usage: qemrl train PRESET --env ID [options]
 
@@ -66,10 +70,9 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
     words = [word for word in arguments if word not in ("-h", "--help")]
     asks_help = len(words) < len(arguments)
     preset = take_preset(words, list(PRESETS))
-    with usage():
-        options = read_options(words, NOT_SETTINGS)
-        if "config" in options:
-            preset, options = _read_file(options.pop("config"), preset, options)
+    options = read_options(words, NOT_SETTINGS)
+    if "config" in options:
+        preset, options = _read_file(options.pop("config"), preset, options)
     if preset is None:
         require(asks_help, f"name a preset first: qemrl train PRESET --env ID; presets: {', '.join(PRESETS)}")
         print(USAGE)
@@ -78,14 +81,13 @@ def train(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] =
             shown.add_row(name, known.summary)
         print_table(shown)
         return
-    with usage():
-        env = options.pop("env", None)
-        out, tensorboard = options.pop("out", None), convert(options.pop("tensorboard", False), bool, "tensorboard")
-        wandb = _take_wandb(options)
-        require(env != "" and out != "", "--env and --out need a value")
-        known = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
-        config = configure(preset, known, default_steps(known), overrides=options)
-        require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
+    env = options.pop("env", None)
+    out, tensorboard = options.pop("out", None), convert(options.pop("tensorboard", False), bool, "tensorboard")
+    wandb = _take_wandb(options)
+    require(env != "" and out != "", "--env and --out need a value")
+    known = env or ("Pendulum-v1" if preset in ACTOR_CRITICS else "CartPole-v1")
+    config = configure(preset, known, default_steps(known), overrides=options)
+    require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")
     if asks_help:
         about = f"Train {preset}; the defaults are {describe_defaults(env)}."
         print(format_help(config, f"qemrl train {preset} --env {env or 'ID'} [options]", about, NOT_SETTINGS))
@@ -120,21 +122,23 @@ def resume(
     from qemrl.training.config import read_config, require_complete
     from qemrl.training.loops import check_imports, make_loop
     from qemrl.training.run_directory import RunDirectory
-    from qemrl.training.train import extend
+    from qemrl.training.train import store_config
 
-    with usage():
-        run = RunDirectory(directory)
-        config = read_config(run.config)
-        require_complete(config)
-        if steps is not None and steps != config.steps and not (run.done and steps < config.steps):
-            require(
-                steps > config.steps,
-                f"--steps goes on further than the {config.steps:,} steps that are planned; got {steps:,}",
-            )
-            config = extend(run, steps)
-        check_imports(config, allow_imports)
-        tracker = _make_tracker(wandb, wandb_entity, wandb_group, wandb_tags, wandb_offline)
-        loop = None if run.done else make_loop(config)
+    run = RunDirectory(directory)
+    config = read_config(run.config)
+    require_complete(config)
+    planned = config.steps if steps is None or (run.done and steps < config.steps) else steps
+    require(
+        planned >= config.steps,
+        f"--steps goes on further than the {config.steps:,} steps that are planned; got {planned:,}",
+    )
+    extends, config = planned > config.steps, replace(config, steps=planned)
+    check_imports(config, allow_imports)
+    _require_tensorboard(tensorboard)
+    tracker = _make_tracker(wandb, wandb_entity, wandb_group, wandb_tags, wandb_offline)
+    loop = make_loop(config) if extends or not run.done else None
+    if extends:  # what is wrong with the run is said before anything of it is changed
+        store_config(run, config)
     _run(config, run, tensorboard, tracker, loop)
 
 
@@ -160,21 +164,19 @@ def evaluate(
         out: Write the JSON object to this file as well.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    require_count("--episodes", episodes, LARGEST_EPISODES)
     from qemrl import api
     from qemrl.training.config import read_config
     from qemrl.training.run_directory import RunDirectory
     from qemrl.training.video import require_suffix
 
-    with usage():
-        if video is not None:
-            require_suffix(video)
-        config = read_config(RunDirectory(directory).config)
-        chosen = config.seeds if seed_of_run is None else (seed_of_run,)
-        agents = [api.load(directory, seed, allow_imports=allow_imports, checkpoint=checkpoint) for seed in chosen]
-    with failures():
-        results = [agent.evaluate(episodes) for agent in agents]
-        filmed = video is not None and agents[0].record_video(video)
+    if video is not None:
+        require_suffix(video)
+    config = read_config(RunDirectory(directory).config)
+    chosen = config.seeds if seed_of_run is None else (seed_of_run,)
+    agents = [api.load(directory, seed, allow_imports=allow_imports, checkpoint=checkpoint) for seed in chosen]
+    results = [agent.evaluate(episodes) for agent in agents]
+    filmed = video is not None and agents[0].record_video(video)
     data: dict[str, Any] = {
         "run": str(directory),
         "preset": config.preset,
@@ -224,19 +226,15 @@ def export(
         checkpoint: The checkpoint: `last`, `best` by evaluation, or the step of one that is there.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episodes >= 1, f"--episodes must be at least 1; got {episodes}")
+    require_count("--episodes", episodes, LARGEST_EPISODES)
     require_folder(out)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pictures only: no window, and no complaint that there is none
     from qemrl import api
-    from qemrl.export import ExportError, export_agent
+    from qemrl.export import export_agent
 
-    with show_status("exporting"), usage():
+    with show_status("exporting"):
         agent = api.load(directory, seed_of_run, checkpoint=checkpoint, allow_imports=allow_imports)
-        try:
-            written = export_agent(agent, out, formats, levels, episodes)
-        except ExportError as error:
-            print(f"qemrl: {error}", file=sys.stderr)
-            sys.exit(1)
+        written = export_agent(agent, out, formats, levels, episodes)
     title = f"{agent.config.preset} on {agent.config.env_name} after {agent.steps:,} steps"
     shown = table(title, "format", ">largest difference from the agent")
     for name, difference in written.differences.items():
@@ -272,6 +270,7 @@ def _read_file(file: str, preset: str | None, options: dict[str, Any]) -> tuple[
     from qemrl.experiments.grid import read_grid
 
     require(file != "", "--config needs a file")
+    require_text("--config", Path(file))
     grid = read_grid(file, allow_imports=True)  # of its environments one is chosen, which is asked about below
     for found, what, option in ((grid.presets, preset, "a preset"), (grid.envs, options.get("env"), "--env")):
         require(what is not None or len(found) == 1, f"{file} has {', '.join(found)}; say which with {option}")
@@ -345,6 +344,7 @@ def read_options(words: Sequence[str], own: Collection[str]) -> dict[str, Any]:
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")
+            require(all(name.split(".")), f"`{word}` has no name; options are --NAME VALUE, as --help shows them")
             typo = None if name in own or "." in name else nearest(name, own, cutoff=0.8)
             require(typo is None, f"there is no option --{name}; did you mean --{(typo or '').replace('_', '-')}?")
             options[name] = value
@@ -432,21 +432,24 @@ def _start(config: "RunConfig", out: Path | None, tensorboard: bool, wandb: "Wan
     folder = (
         out or Path("runs") / config.preset / config.env.replace("/", "_").replace(":", "_") / f"seed_{config.seed}"
     )
-    with usage():
-        if tensorboard:
-            from qemrl.extras import require_extra
-
-            require_extra("tensorboard", "--tensorboard")
-        # What is wrong with a new run is said before a folder is made.
-        loop = None if (folder / "config.json").exists() else make_loop(config)
-        try:
-            run = create_run(folder, config, {"command": shlex.join(["qemrl", *sys.argv[1:]])})
-        except BaseException:
-            if loop is not None:
-                loop.close()
-            raise
+    _require_tensorboard(tensorboard)
+    # What is wrong with a new run is said before a folder is made.
+    loop = None if (folder / "config.json").exists() else make_loop(config)
+    try:
+        run = create_run(folder, config, {"command": shlex.join(["qemrl", *sys.argv[1:]])})
+    except BaseException:
+        if loop is not None:
+            loop.close()
+        raise
     print(f"run directory: {folder}", flush=True)
     _run(config, run, tensorboard, wandb, loop)
+
+
+def _require_tensorboard(asked: bool) -> None:
+    from qemrl.extras import require_extra
+
+    if asked:
+        require_extra("tensorboard", "--tensorboard")
 
 
 def _run(
@@ -466,7 +469,7 @@ def _run(
         print(f"{run.path} is finished: {config.steps:,} steps are done. `{again} --steps N` goes on to N steps.")
         return
     try:
-        with failures(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             if loop is not None:
                 stack.callback(loop.close)
             train(config, run, [*make_trackers(run, tensorboard, wandb), *show_progress()], loop)

@@ -17,13 +17,12 @@ from qemrl.cli.console import (
     CheckpointName,
     Steps,
     UsageError,
-    failures,
     print_table,
     require,
     require_folder,
+    require_seed,
     show_status,
     table,
-    usage,
 )
 from qemrl.cli.runs import ENVIRONMENT, format_help, read_options
 
@@ -66,20 +65,19 @@ def compare(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESETS")
     from qemrl.experiments.compare import ComparisonRequest, plan
     from qemrl.training.config import configure
 
-    with usage():
-        options = read_options(words, COMPARE_OPTIONS)
-        out, env = options.pop("out", ""), options.pop("env", None)
-        require(out != "", "name a folder for the comparison: --out DIR")
-        require(env != "", "--env needs a value")
-        require_folder(Path(out))
-        counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
-        numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
-        allowed = convert(options.pop("allow_imports", False), bool, "allow_imports")
-        asked = ComparisonRequest(presets, env, **numbers, overrides=options, allow_imports=allowed)
-        configs = plan(asked, Path(out))
-        for config in configs:
-            if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
-                print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")
+    options = read_options(words, COMPARE_OPTIONS)
+    out, env = options.pop("out", ""), options.pop("env", None)
+    require(out != "", "name a folder for the comparison: --out DIR")
+    require(env != "", "--env needs a value")
+    require_folder(Path(out))
+    counts = {name: options.pop(name, None) for name in ("steps", "seed", "num_seeds")}
+    numbers = {name: convert(text, int | None, name) for name, text in counts.items()}
+    allowed = convert(options.pop("allow_imports", False), bool, "allow_imports")
+    asked = ComparisonRequest(presets, env, **numbers, overrides=options, allow_imports=allowed)
+    configs = plan(asked, Path(out))
+    for config in configs:
+        if config.agent != configure(config.preset, config.env, config.steps, overrides=options).agent:
+            print(f"note: {Path(out, config.preset)} has settings of its own, see its config.json")
     _complete_and_report(configs, Path(out))
 
 
@@ -116,8 +114,7 @@ def demo(out: Path = Path("demo"), steps: Steps = 100_000, seed: int = 0) -> Non
     require_folder(out)
     from qemrl.experiments.compare import ComparisonRequest, plan
 
-    with usage():
-        configs = plan(ComparisonRequest(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
+    configs = plan(ComparisonRequest(DEMO_PRESETS, DEMO_ENV, steps, seed, DEMO_SEEDS), out, explore_over=0.25)
     _complete_and_report(configs, out)
 
 
@@ -144,7 +141,7 @@ def show(
         out: The folder for figure.png, figure.svg, data.csv and distributions.csv; by default `show` in the run's own.
         allow_imports: Import the module that the run names for its environment (module:id), if it names one.
     """
-    require(episode_seed >= 0, f"--episode-seed must not be negative; got {episode_seed}")
+    require_seed("--episode-seed", episode_seed)
     require(1 <= moments <= 12, f"--moments must be between 1 and 12; got {moments}")
     folder = run / "show" if out is None else out
     require_folder(folder)
@@ -152,9 +149,8 @@ def show(
     from qemrl import api
     from qemrl.experiments.episodes import watch_episode, write_episode
 
-    with show_status("playing an episode"), failures():
-        with usage():
-            agent = api.load(run, seed_of_run, allow_imports=allow_imports, checkpoint=checkpoint)
+    with show_status("playing an episode"):
+        agent = api.load(run, seed_of_run, allow_imports=allow_imports, checkpoint=checkpoint)
         episode = watch_episode(agent, episode_seed, moments)
     if episode.note:
         print(f"note: the figure has no frames: {episode.note}")
@@ -194,15 +190,15 @@ def report(
     require(
         pdf is None or (pdf.suffix == ".pdf" and not pdf.is_dir()), f"--pdf must be a file that ends in .pdf; got {pdf}"
     )
-    require(seed >= 0, f"--seed must not be negative; got {seed}")
+    require_seed("--seed", seed)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # environments of saved agents are made without a window
     from qemrl.report.content import gather
     from qemrl.report.figures import write_figures, write_pdf
     from qemrl.report.page import make_page
     from qemrl.training.run_directory import write_atomic
 
-    with show_status("reading runs") as status, usage():
-        content = gather(directory, agents, seed, lambda what: status.update(f"{what} …"), allow_imports)
+    with show_status("reading runs") as status:
+        content = gather(directory, agents, seed, lambda what: status.update(f"{escape(what)} …"), allow_imports)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(out, make_page(content))
@@ -283,14 +279,12 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
     directories = []
     for config in configs:
         path = out / config.preset
-        with usage():
-            directory = comparing.prepare(config, path)
+        directory = comparing.prepare(config, path)
         if directory.done:
             print(f"{config.preset}: finished already, in {path}")
         else:
             try:
-                with failures():
-                    train(config, directory, show_progress())
+                train(config, directory, show_progress())
             except Stopped as stop:
                 print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
                 sys.exit(128 + stop.signal_number)

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from tyro.conf import Positional
 
-from qemrl.cli.console import print_table, require, require_folder, show_status, table, usage
+from qemrl.cli.console import print_table, require, require_folder, require_text, show_status, table, usage
 
 if TYPE_CHECKING:
     from qemrl.experiments.engines import Engine, Needs
@@ -131,6 +131,7 @@ def sweep(
     options.check()
     require(0 < trial_seconds < 1e6, f"--trial-seconds must be positive; got {trial_seconds:g}")
     require_folder(out)
+    require_text("`qemrl sweep`", Path(file))
     from qemrl.experiments.forecast import estimate_needs
     from qemrl.experiments.grid import read_grid
     from qemrl.experiments.sweep import Sweep

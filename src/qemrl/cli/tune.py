@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from qemrl.cli.console import UsageError, print_table, require, require_folder, table, usage
+from qemrl.cli.console import UsageError, print_table, require, require_folder, require_text, table, usage
 from qemrl.cli.runs import ENVIRONMENT, describe_defaults, format_help, read_options, take_preset
 from qemrl.cli.sweep import EngineOptions
 from qemrl.extras import require_extra
@@ -85,6 +85,7 @@ def tune(arguments: Annotated[Sequence[str], tyro.conf.arg(metavar="PRESET")] = 
     with usage():
         given = read_options(words, _list_options())
         options, engine = _take(given, TuneOptions()), _take(given, EngineOptions())
+        require_text("--ranges", options.ranges or Path())
         texts = {name.removeprefix("range."): given.pop(name) for name in list(given) if name.startswith("range.")}
         env = given.pop("env", None)
         require(env is not None or asks_help, "name an environment: --env CartPole-v1, for instance")

@@ -94,7 +94,10 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
     """The value as a field of this annotation holds it; ValueError names the field, the value and the type."""
     if not isinstance(value, str | list | tuple | int | float | np.generic | None) and fits(value, annotation):
         return value  # a dataclass, or a function where that is what the field holds
-    return read_value(_parse(value, plain_annotation(annotation)), annotation, path)
+    found = read_value(_parse(value, plain_annotation(annotation)), annotation, path)
+    if type(found) is int and abs(found) >= 2**63:  # too large even for the arithmetic that checks it
+        raise ValueError(f"{path}: a whole number of {len(str(abs(found)))} digits is too large")
+    return found
 
 
 class _Draft:

@@ -34,9 +34,15 @@ class Ensemble(Protocol):
         ...
 
 
+LARGEST_SIZE = 100
+"""Each critic is a network of its own in the program that learns."""
+
+
 def _require_members(size: int) -> None:
     if size < 1:
         raise ValueError(f"an ensemble has at least one member, got {size}")
+    if size > LARGEST_SIZE:
+        raise ValueError(f"an ensemble has at most {LARGEST_SIZE} members, got size={size}")
 
 
 @dataclass(frozen=True)

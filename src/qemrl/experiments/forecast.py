@@ -23,7 +23,8 @@ from qemrl.experiments.engines import Needs
 from qemrl.experiments.sweep import RunStatus, State
 from qemrl.experiments.worker import PYTHON, thread_variables
 from qemrl.training.config import RunConfig, read_config
-from qemrl.training.loops import describe_environment, make_loop, replay_bytes
+from qemrl.training.loops import describe_environment, make_loop
+from qemrl.training.memory import replay_bytes
 from qemrl.training.run_directory import RunDirectory
 from qemrl.types import EnvSpec
 

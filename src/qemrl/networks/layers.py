@@ -25,6 +25,12 @@ class Layer(Protocol):
         ...
 
 
+def check_widths(name: str, widths: tuple[int, ...]) -> None:
+    """Raise unless every dense layer has an output."""
+    if any(width < 1 for width in widths):
+        raise ValueError(f"{name} must be at least 1 each, got {' '.join(map(str, widths))}")
+
+
 def _uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
     bound = 1 / math.sqrt(fan_in)
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)

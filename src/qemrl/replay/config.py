@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from qemrl.types import EnvSpec, Step
 
+LARGEST_N_STEP = 1_000
+"""Every step of a return is an operation of its own in the program that draws batches."""
+
 
 @dataclass(frozen=True)
 class ReplayConfig:
@@ -28,8 +31,8 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {self.capacity}")
-        if self.n_step < 1:
-            raise ValueError(f"n_step must be at least 1, got {self.n_step}")
+        if not 1 <= self.n_step <= LARGEST_N_STEP:
+            raise ValueError(f"n_step must be at least 1 and at most {LARGEST_N_STEP:,}, got {self.n_step}")
         for name in ("priority_exponent", "importance_exponent"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

@@ -10,12 +10,13 @@ from typing import Any
 
 from qemrl.agents.names import EnvFamily, mujoco_task
 from qemrl.agents.presets import PRESETS, AgentConfig
+from qemrl.config.limits import LARGEST_COUNT, check_count, check_numbers
 from qemrl.config.override import convert, flatten, override
 from qemrl.config.registry import collect_classes
 from qemrl.config.serialize import find_given, from_json, to_json
 from qemrl.config.suggestions import suggestion
 from qemrl.envs.gym.atari import AtariProtocol, protocol_for
-from qemrl.envs.gym.catalog import is_atari
+from qemrl.envs.gym.catalog import is_atari, split_id
 from qemrl.envs.jax.registry import is_jax_env
 from qemrl.networks.torsos import find_network
 from qemrl.training.checkpoint import Checkpoint
@@ -25,6 +26,20 @@ from qemrl.training.schedule import StepSchedule, make_step_schedule
 MOST_FRAMES = 255
 """How many frames an observation can stack: replay keeps that number in a byte."""
 
+
+LARGEST = {
+    "steps": LARGEST_COUNT,
+    "log_every": LARGEST_COUNT,
+    "evaluate_every": LARGEST_COUNT,
+    "checkpoint_every": LARGEST_COUNT,
+    "num_seeds": 10_000,
+    "num_envs": 100_000,
+    "evaluation_episodes": 100_000,
+}
+"""How many there can be at most, at least one of each; evaluations play their episodes side by side."""
+
+LARGEST_ASYNCHRONOUS = 1_000
+"""How many environments can each have a process."""
 
 SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "checkpoint_every")
 """The settings that a run may be resumed with others of."""
@@ -88,17 +103,22 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.env:
             raise ValueError("the name of the environment is empty; CartPole-v1 is one, for instance")
+        self._check_env()
         if self.env_kwargs and self.is_compiled:
             raise ValueError(f"{self.env} takes no keyword arguments, got {dict(self.env_kwargs)!r}")
-        for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, largest in LARGEST.items():
+            check_count(name, getattr(self, name), largest)
+        if self.asynchronous:
+            check_count("num_envs of processes (asynchronous)", self.num_envs, LARGEST_ASYNCHRONOUS)
+        check_numbers(self.agent)
+        if self.protocol is not None:
+            check_numbers(self.protocol, "protocol")
         if not 0 <= self.seed <= 2**32 - self.num_seeds:
             raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
         unit = self.schedule.steps
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             every = getattr(self, name)
-            if every < 1 or every % unit:
+            if every % unit:
                 near = sorted({max(unit, every // unit * unit), self.schedule.whole(max(every, 1))})
                 raise ValueError(
                     f"{name} must be a multiple of an iteration's steps, {unit}, such as "
@@ -108,9 +128,20 @@ class RunConfig:
         if (self.protocol is not None) != (is_atari(self.env) and not self.env_is_given):
             raise ValueError(f"a protocol is for Atari games; {self.env} with {self.protocol}")
 
+    def _check_env(self) -> None:
+        module, name = split_id(self.env)
+        is_whole = bool(name) and (":" not in self.env or all(module.split(".")))
+        if not is_whole and not self.env_is_given:
+            raise ValueError(f"{self.env!r} names no environment; CartPole-v1 is one, and module:id imports a module")
+
     def _check_frame_stack(self) -> None:
         if not 1 <= self.frame_stack <= MOST_FRAMES:
             raise ValueError(f"frame_stack must be from 1 (no stacking) to {MOST_FRAMES}, got {self.frame_stack}")
+        if self.protocol is not None and not (self.protocol.stack <= MOST_FRAMES and self.protocol.screen <= 1_000):
+            raise ValueError(
+                f"protocol.stack must be at most {MOST_FRAMES} and protocol.screen at most 1,000, got "
+                f"{self.protocol.stack} and {self.protocol.screen}"
+            )
         if self.frame_stack > 1 and self.protocol is not None:
             raise ValueError(
                 f"the protocol of Atari games stacks frames (protocol.stack); leave frame_stack={self.frame_stack} out"
@@ -261,8 +292,7 @@ def configure(
     settings = flatten(overrides)
     env_kwargs = _take_env_kwargs(settings)
     num_envs = convert(settings.pop("num_envs", num_envs), int, "num_envs")
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    check_count("num_envs", num_envs, LARGEST["num_envs"])
     family = env_family(env)
     agent = PRESETS[preset].configure(family, settings.pop("settings", None)).fit_num_envs(num_envs)
     schedule = make_step_schedule(

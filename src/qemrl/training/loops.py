@@ -26,7 +26,7 @@ from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, require_complete, require_same_config
 from qemrl.training.evaluation import make_act, play_in_host_envs, play_in_jax_env
 from qemrl.training.host_loop import HostLoop
-from qemrl.training.machine import require_memory
+from qemrl.training.memory import require_room
 from qemrl.training.pytrees import unflatten
 from qemrl.training.schedule import Keys, LoopSettings, Record, Stop
 from qemrl.training.threads import HostLoops
@@ -162,12 +162,6 @@ def describe_environment(config: RunConfig) -> EnvSpec:
         envs.close()
 
 
-def replay_bytes(config: RunConfig, spec: EnvSpec) -> int:
-    """The memory that the replay of all seeds takes."""
-    kind = DeviceReplay if config.is_compiled else HostReplay
-    return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay)
-
-
 def make_loop(
     config: RunConfig, envs: HostEnvs | JaxEnv | None = None, given: GivenEnvs | None = None
 ) -> CompiledLoop | HostLoops:
@@ -179,15 +173,14 @@ def make_loop(
         given: The environment that was handed over from Python, if it was.
 
     Raises:
-        MemoryShortageError: The replay does not fit into memory.
+        MemoryShortageError: The replay, the networks or an update do not fit into memory.
         ValueError: The environment is unknown, or not one for this agent; or a function is missing.
     """
     require_complete(config)
     envs = make_envs(config, given) if envs is None else envs
     try:
         agent = make_agent(config.agent, envs.spec)
-        advice = "give it a smaller replay (--replay.capacity), or fewer seeds at once (--num-seeds)"
-        require_memory(replay_bytes(config, envs.spec), f"the replay of {config.preset} on {config.env}", advice)
+        require_room(config, agent, envs.spec)
         if isinstance(envs, JaxEnv):
             replay = DeviceReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount)
             return CompiledLoop(agent, envs, replay, _settings(config), config.seeds)

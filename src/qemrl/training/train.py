@@ -12,7 +12,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
 from qemrl.training.callbacks import CallbackList, Reason
-from qemrl.training.config import RunConfig, read_config, require_same_config
+from qemrl.training.config import RunConfig, require_same_config
 from qemrl.training.evaluation import Evaluation
 from qemrl.training.loops import Loop, make_loop
 from qemrl.training.machine import summarize_machine
@@ -35,6 +35,10 @@ PROGRESS_EVERY = 0.2
 FIRST, GROWTH, LARGE = 5, 1e4, 1e6
 """A loss has grown without bound when it is larger than so many times the median of a run's first so many records, and
 larger than this. In all runs under results/ it is never larger than 335, nor than 620 times that median."""
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to stop: Ctrl-C, `kill`, and a terminal that is closed."""
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
@@ -97,7 +101,7 @@ def train(
         evaluate: Whether there are evaluations.
 
     Raises:
-        Stopped: SIGINT or SIGTERM came; a checkpoint was written.
+        Stopped: A signal of `STOP_SIGNALS` came; a checkpoint was written.
         NonFiniteTrainingError: A number was not finite; the state is then in the folder `failed`, and checkpoints
             before it are kept.
     """
@@ -128,13 +132,6 @@ def train(
         finally:
             told.on_end(reason)
     return reason
-
-
-def extend(directory: RunDirectory, steps: int) -> RunConfig:
-    """The configuration of a run that is to go on to `steps` steps, stored in its folder; it is no longer finished."""
-    config = replace(read_config(directory.config), steps=steps)
-    store_config(directory, config)
-    return config
 
 
 def store_config(directory: RunDirectory, config: RunConfig) -> None:
@@ -338,7 +335,10 @@ def _last_evaluation(directory: RunDirectory) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def catch_stop_signals() -> Iterator[list[int]]:
-    """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once."""
+    """A list that receives the number of the signal that asks to stop; a second Ctrl-C stops at once.
+
+    Signals that are ignored stay ignored, as those of a terminal that is closed are under `nohup`.
+    """
     signals: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield signals
@@ -347,15 +347,13 @@ def catch_stop_signals() -> Iterator[list[int]]:
     def note_signal(number: int, frame: types.FrameType | None) -> None:
         if signals and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        if number == signal.SIGINT:  # a print may not be interrupted by another one
-            os.write(2, b"\nqemrl: stopping at the next safe point; Ctrl-C again stops at once\n")
         signals.append(number)
+        if number == signal.SIGINT:  # a print may not be interrupted by another one
+            with contextlib.suppress(OSError):  # nobody is there to read it
+                os.write(2, b"\nqemrl: stopping at the next safe point; Ctrl-C again stops at once\n")
 
-    before: dict[int, Callable | int | None] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, note_signal)
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                stack.callback(signal.signal, number, signal.signal(number, note_signal))
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -25,6 +25,8 @@ from qemrl.training.schedule import StepSchedule, make_step_schedule
 MOST_FRAMES = 255
 """How many frames an observation can stack: replay keeps that number in a byte."""
 
+MOST_SEEDS = 10_000
+"""How many seeds a run can have: a damaged number must not fill the memory with them."""
 
 SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "checkpoint_every")
 """The settings that a run may be resumed with others of."""
@@ -93,6 +95,8 @@ class RunConfig:
         for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_seeds > MOST_SEEDS:
+            raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, got {self.num_seeds}; split them over runs")
         if not 0 <= self.seed <= 2**32 - self.num_seeds:
             raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
         unit = self.schedule.steps

@@ -303,6 +303,8 @@ def _restore(config: RunConfig, loop: Loop, directory: RunDirectory) -> list[str
         require_same_config(config, found)
         newest = max(checkpoint.list_steps(directory.checkpoints))
         lost = directory.restore_metrics(found.step, found.meta)
+        lost += _find_damaged_files(directory, found.step)
+        directory.damage = lost
         if found.step < newest and not lost:
             lost = [f"the run goes back from step {newest:,} to {found.step:,}, to make what was damaged again"]
         return lost if is_there else [*lost, *loop.restore(found.step, found.arrays, found.meta["loop"])]
@@ -311,12 +313,38 @@ def _restore(config: RunConfig, loop: Loop, directory: RunDirectory) -> list[str
 
 
 def _find_checkpoint(directory: RunDirectory) -> checkpoint.Checkpoint | None:
-    """The newest checkpoint that metrics.jsonl goes with, so that all of it can be made again; else the newest."""
+    """The newest checkpoint after which all that is damaged can be made again; else the newest with whole metrics."""
+    with_metrics: list[int] = []
     for step, meta in checkpoint.read_metas(directory.checkpoints):
-        with contextlib.suppress(checkpoint.CheckpointError, KeyError, TypeError):
+        with contextlib.suppress(KeyError, TypeError):
             if directory.has_metrics_of(meta):
-                return checkpoint.load_latest(directory.checkpoints, step=step)
+                with_metrics.append(step)
+    whole = [step for step in with_metrics if not _find_damaged_files(directory, step)]
+    for step in (*whole, *with_metrics):
+        with contextlib.suppress(checkpoint.CheckpointError):
+            return checkpoint.load_latest(directory.checkpoints, step=step)
     return checkpoint.load_latest(directory.checkpoints)
+
+
+def _find_damaged_files(directory: RunDirectory, last: int) -> list[str]:
+    """What is damaged of the evaluations and of the best parameters up to a step, a sentence each."""
+    found = []
+    for file in sorted((directory.path / "evaluations").glob("*_step_*.json")):
+        step = file.stem.rpartition("_")[2]
+        try:
+            if not step.isdecimal() or int(step) <= last:
+                directory.read_evaluation(file.stem)
+        except (OSError, ValueError):
+            found.append(f"evaluations/{file.name} was damaged")
+    for step in checkpoint.list_steps(directory.best):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", checkpoint.CheckpointWarning)
+            try:
+                if step <= last:
+                    checkpoint.load_latest(directory.best, step=step)
+            except checkpoint.CheckpointError:
+                found.append(f"best: the parameters of step {step:,} were damaged")
+    return found
 
 
 def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -> NonFiniteTrainingError:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from qemrl.config.serialize import to_json
 from qemrl.extras import require_extra
 from qemrl.training.callbacks import Callback, CallbackError, Reason
+from qemrl.training.checkpoint import open_regular, parse_json
 from qemrl.training.config import RunConfig
 from qemrl.training.evaluation import Evaluation
 from qemrl.training.loops import Evaluator, Loop
@@ -165,5 +166,22 @@ class WandbCallback(Callback):
 
 
 def _read_stored(directory: RunDirectory) -> dict[str, Any] | None:
+    """How a run is tracked; None if it is not.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     file = directory.path / FILE
-    return json.loads(file.read_bytes()) if file.exists() else None
+    try:
+        with open_regular(file) as stream:
+            stored = parse_json(stream.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}; remove it, to go on without tracking") from error
+    match stored:
+        case {"project": str(), "entity": entity, "group": group, "tags": list(tags), "mode": mode, "runs": dict(runs)}:
+            texts = [each for each in (entity, group, mode) if each is not None]
+            if all(isinstance(each, str) for each in (*texts, *tags, *runs.values())):
+                return stored
+    raise ValueError(f"{file} is damaged: it names no project and runs; remove it, to go on without tracking")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ ENV = "probe/1"
 
 def written(
     path: Path,
-    returns: dict[int, dict[int, float | None]],
+    returns: Mapping[int, Mapping[int, float | None]],
     preset: str = "qr-dqn",
     arm: str | None = None,
     env: str = ENV,
@@ -290,14 +291,14 @@ def test_an_unfinished_run_has_a_gap_where_a_seed_is_behind_by_more_than_its_new
 
 def test_damaged_times_do_not_cost_the_returns(tmp_path):
     for name, seed in (("verified", 0), ("zero", 1)):
-        run = written(tmp_path / name, {seed: {1000: 1.0}}, done=False)
-        run.append_timing({"step": 1000, "time/fps": 10.0})
-        run.finish({"step": 1000})
+        run = written(tmp_path / name, {seed: {3000: 1.0}}, done=False)
+        run.append_timing({"step": 3000, "time/fps": 10.0})
+        run.finish({"step": 3000})
         (run.path / "timing.jsonl").write_text('{"step": 10, "time/fps": 0}\n')
     strip_checksums(RunDirectory(tmp_path / "zero"))
     found = read_runs(tmp_path)
     assert [(run.steps_per_second, run.seconds, run.evaluations[run.config.seed]) for run in found.runs] == [
-        (None, 0.0, {1000: 1.0})
+        (None, 0.0, {3000: 1.0})
     ] * 2
     assert [name for name, _ in found.losses] == ["verified", "zero"]
     assert "timing.jsonl is not what it was" in found.losses[0][1]

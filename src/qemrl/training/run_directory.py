@@ -217,7 +217,7 @@ class RunDirectory:
         untimed = _remove_damaged_lines(self._timing, ("step",), None)
         steps, timed = ({each["step"] for each in read()} for read in (self.read_metrics, self.read_timing))
         if steps - timed and not untimed:
-            untimed = [f"timing.jsonl: the times of {len(steps - timed):,} records were lost"]
+            untimed = [f"timing.jsonl has lost {len(steps - timed):,} of {len(steps):,} lines"]
         self.damage = list(dict.fromkeys([*meta.get("damage", ()), *untimed, *found]))
         return self.damage
 

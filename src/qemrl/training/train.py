@@ -329,13 +329,10 @@ def _find_checkpoint(directory: RunDirectory) -> checkpoint.Checkpoint | None:
 def _find_damaged_files(directory: RunDirectory, last: int) -> list[str]:
     """What is damaged of the evaluations and of the best parameters up to a step, a sentence each."""
     found = []
-    for file in sorted((directory.path / "evaluations").glob("*_step_*.json")):
-        step = file.stem.rpartition("_")[2]
-        try:
-            if not step.isdecimal() or int(step) <= last:
-                directory.read_evaluation(file.stem)
-        except (OSError, ValueError):
-            found.append(f"evaluations/{file.name} was damaged")
+    bad = [name for name in _list_evaluations(directory, last) if not _can_be_read(directory, name)]
+    if bad:
+        rest = f" and {len(bad) - 1:,} more files" if len(bad) > 1 else ""
+        found.append(f"evaluations/{bad[0]}.json{rest}: damaged or lost")
     for step in checkpoint.list_steps(directory.best):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", checkpoint.CheckpointWarning)
@@ -343,8 +340,27 @@ def _find_damaged_files(directory: RunDirectory, last: int) -> list[str]:
                 if step <= last:
                     checkpoint.load_latest(directory.best, step=step)
             except checkpoint.CheckpointError:
-                found.append(f"best: the parameters of step {step:,} were damaged")
+                found.append(f"best: the parameters of step {step:,} are damaged")
     return found
+
+
+def _list_evaluations(directory: RunDirectory, last: int) -> list[str]:
+    """The names of the evaluations up to a step: those whose files are there, and those of the metrics."""
+    names = {file.stem for file in (directory.path / "evaluations").glob("seed_*_step_*.json")}
+    if not names:  # somebody may have removed them all, or they were never kept
+        return []
+    kept = {name for name in names if not (step := name.rpartition("_")[2]).isdecimal() or int(step) <= last}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged line, which is found elsewhere
+        for record in directory.read_metrics():
+            if "eval/mean_reward" in record and record["step"] <= last:
+                kept.add(evaluation_name(record["step"], record["seed"]))
+    return sorted(kept)
+
+
+def _can_be_read(directory: RunDirectory, evaluation: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return directory.read_evaluation(evaluation) is not None
+    return False
 
 
 def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -> NonFiniteTrainingError:

@@ -65,7 +65,7 @@ class WandbCallback(Callback):
     @classmethod
     def read(cls, directory: RunDirectory) -> "WandbCallback | None":
         """The callback that a run was tracked with; None if it was not."""
-        stored = _read_stored(directory)
+        stored = read_stored(directory)
         if stored is None:
             return None
         options = (stored[name] for name in ("entity", "group", "tags", "mode"))
@@ -145,7 +145,7 @@ class WandbCallback(Callback):
 
     def _known_ids(self) -> dict[str, str]:
         """The W&B runs of this run, by seed, if it was tracked in the same project."""
-        stored = None if self.directory is None else _read_stored(self.directory)
+        stored = None if self.directory is None else read_stored(self.directory)
         if stored is None or (stored["project"], stored["entity"]) != (self.project, self.entity):
             return {}
         return stored["runs"]
@@ -165,7 +165,7 @@ class WandbCallback(Callback):
             self._runs[seed].log({"video": wandb.Video(str(path))}, step=self._loop.step)
 
 
-def _read_stored(directory: RunDirectory) -> dict[str, Any] | None:
+def read_stored(directory: RunDirectory) -> dict[str, Any] | None:
     """How a run is tracked; None if it is not.
 
     Raises:

@@ -534,7 +534,14 @@ def test_a_module_that_ends_the_process_ends_no_report(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(
-    "text", ['{"step": 80, "returns": []}', '{"step": 80, "returns": [1e200]}', "[" * 100_000, "[]"]
+    "text",
+    [
+        '{"step": 80, "returns": []}',
+        '{"step": 80, "returns": [1e200]}',
+        '{"step": 80, "returns": ["a"]}',
+        "[" * 100_000,
+        "[]",
+    ],
 )
 def test_an_evaluation_that_is_none_is_said(saved, tmp_path, text):
     shutil.copytree(saved, tmp_path / "runs")

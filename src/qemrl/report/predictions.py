@@ -132,7 +132,7 @@ def _read_last_evaluation(path: Path, seed: int) -> tuple[int | None, Float[np.n
         return None, np.zeros(0)
     try:
         step, returns = int(found["step"]), np.sort(np.array(found["returns"], np.float64))
-    except (KeyError, TypeError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{files[-1]} holds no evaluation: {error!r}") from error
     if returns.ndim != 1 or not len(returns) or not (np.abs(returns) <= LARGEST_RETURN).all():
         raise ValueError(f"{files[-1]} holds no evaluation: its returns are no list of numbers")

@@ -158,12 +158,14 @@ def parse_json(text: bytes) -> Any:
         raise ValueError("it holds a number of more than 308 digits")
     try:
         found = json.loads(text.decode())
+        if text.count(b"[") + text.count(b"{") > MOST_LEVELS and _has_more_levels(found):
+            raise RecursionError
+        if b"\\u" in text:  # half of a surrogate pair cannot be encoded
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if text.count(b"[") + text.count(b"{") > MOST_LEVELS and _has_more_levels(found):
-        raise ValueError("it is nested too deeply")
-    if b"\\u" in text:  # half of a surrogate pair has no encoding, which a UnicodeEncodeError says
-        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeError as error:  # whose representation holds all of the text
+        raise ValueError(f"it is not Unicode: {error}") from None
     return found
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,31 @@ def test_damaged_metrics_that_cannot_be_made_again_are_said_and_the_run_is_finis
     assert "metrics.jsonl: line 1 was damaged" in capsys.readouterr().out
     assert RunDirectory(folder).find_damage() == ["metrics.jsonl: line 1 was damaged"]
     assert [record["seed"] for record in RunDirectory(folder).read_metrics()] == [1, 0, 1]
+
+
+def test_damaged_evaluations_and_best_parameters_are_made_again_or_said(run, tmp_path, capsys):
+    folder = unfinished_copy(run, tmp_path / "copy")
+    (folder / "evaluations" / "seed_1_step_000000000200.json").write_text("{")
+    main(["resume", str(folder)])
+    assert "goes back from step 200 to 100" in capsys.readouterr().out
+    for file in (*(run / "evaluations").iterdir(), run / "metrics.jsonl", run / "DONE"):
+        assert (folder / file.relative_to(run)).read_bytes() == file.read_bytes()
+    (folder / "DONE").unlink()
+    (folder / "evaluations" / "seed_0_step_000000000100.json").unlink()
+    (folder / "timing.jsonl").write_text("")
+    for manifest in folder.glob("best/*/manifest.json"):
+        manifest.write_text("{")
+    shutil.rmtree(min((folder / "checkpoints").iterdir()))
+    main(["resume", str(folder)])
+    said = capsys.readouterr().out
+    (best,) = (run / "best").iterdir()
+    for sentence in (
+        "evaluations/seed_0_step_000000000100.json: damaged or lost",
+        f"best: the parameters of step {int(best.name.removeprefix('step_'))} are damaged",
+        "timing.jsonl has lost 2 of 2 lines",
+    ):
+        assert sentence in said
+        assert sentence in RunDirectory(folder).find_damage()
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate", "export"])

@@ -98,8 +98,22 @@ def test_a_curve_is_read_from_the_evaluations_that_all_seeds_have(tmp_path):
 
 def test_a_run_without_an_evaluation_has_no_curve(tmp_path):
     directory = written(tmp_path / "run", "iqn", 40, {0: {}})
+    with pytest.raises(ValueError, match="has no seed that lacks nothing: seed 0: no finite evaluation at step 40"):
+        compare([directory])
+    (directory.path / "DONE").unlink()
     with pytest.raises(ValueError, match="no evaluation yet"):
         compare([directory])
+
+
+def test_a_seed_that_lacks_an_evaluation_is_left_out_of_a_comparison(tmp_path):
+    whole = written(tmp_path / "whole", "iqn", 40, {0: {20: 1.0, 40: 4.0}, 1: {20: 2.0, 40: 5.0}})
+    cut = written(tmp_path / "cut", "qr-dqn", 40, {0: {20: 1.0, 40: 6.0}, 1: {20: 2.0, 40: None}})
+    found = compare([whole, cut])
+    assert found.steps == 40
+    assert found.differences[0].seeds == (0,)
+    assert found.results[1].run.losses == (
+        "seed 1: no finite evaluation at step 40; left out of the curve and of the last evaluations",
+    )
 
 
 def test_differences_are_paired_by_seed_and_have_students_interval():

@@ -60,6 +60,9 @@ class Imagined:
 
     def __init__(self, cores: int = 2, dies_at: int | None = None, causes: dict[str, str] | None = None) -> None:
         self.cores, self.dies_at, self.causes = cores, dies_at, causes or {}
+        self.damages: dict[str, bytes] = {}
+        """What is left of the metrics of a run at its end."""
+
         self.going: list[Path] = []
         self.interrupted: list[EndedRun] = []
         self.asked = 0
@@ -95,7 +98,10 @@ class Imagined:
         run.append_timing({"step": step, "time/fps": 100.0})
         if step < config.whole_steps:
             return None
-        run.finish({})
+        damaged = self.damages.get(f"{path.parent.name}/{path.name}")
+        if damaged is not None:
+            (path / "metrics.jsonl").write_bytes(damaged)
+        run.finish({"step": step})
         self.going.remove(path)
         return EndedRun(path, None)
 
@@ -321,6 +327,18 @@ def test_settings_that_diverge_or_do_not_go_together_are_pruned_and_failures_tri
         assert "target_every must be a multiple of update_every" in (status.cause or "")
     assert (statuses[0].state, statuses[0].cause) == ("pruned", diverged)
     assert {status.state for status in statuses} == {"finished", "pruned"}
+
+
+def test_a_trial_with_a_run_that_lost_its_metrics_has_failed_and_the_others_go_on(tmp_path):
+    engine = Imagined()
+    engine.damages = {
+        "0001/seed_0": b'{"step": 80, "seed": 0, "eval/mean_reward": 1.0}\n',
+        "0002/seed_1": b"[" * 100_000 + b"\n",
+    }
+    statuses = drive(tmp_path, engine, trials=4, workers=4).statuses
+    assert [status.state for status in statuses] == ["finished", "failed", "failed", "finished"]
+    assert "it cannot be read: its metrics end at step 80 of 400" in (statuses[1].cause or "")
+    assert "nested too deeply" in (statuses[2].cause or "")
 
 
 def test_trials_run_side_by_side(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qemrl.networks.heads import ActionStreams, Stream, StreamConfig
-from qemrl.networks.layers import Convolution, Linear, NoisyLinear, patches
+from qemrl.networks.layers import Convolution, Dense, Linear, NoisyLinear, patches
 from qemrl.networks.torsos import (
     Flatten,
     JoinedReaders,
@@ -313,3 +313,9 @@ def test_the_widths_of_the_dense_torso_are_honored():
     assert num_features(torso, VECTOR) == 5
     assert count_parameters(torso) == 4 * 7 + 8 * 5
     assert np.asarray(torso(jnp.full((50, 3), 3, jnp.float32))).min() >= 0
+
+
+@pytest.mark.parametrize("widths", [(0,), (8, 0, 8), (-1,)])
+def test_a_layer_without_units_is_refused(widths):
+    with pytest.raises(ValueError, match="its widths must be at least 1"):
+        Dense(4, widths, False, jax.random.key(0))

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -27,7 +28,14 @@ from qemrl.report import charts, figures
 from qemrl.report.content import Content, find_differing_settings, find_nearest, flatten_config, gather
 from qemrl.report.markup import NOTHING, Html, dump_script, element, format_duration, format_number, table
 from qemrl.report.page import make_page
-from qemrl.report.predictions import EPISODE_SEED, ActionPrediction, AgentPrediction, find_saved_agents, predict_returns
+from qemrl.report.predictions import (
+    EPISODE_SEED,
+    ActionPrediction,
+    AgentPrediction,
+    _read_last_evaluation,
+    find_saved_agents,
+    predict_returns,
+)
 from qemrl.report.results import compute_results
 from qemrl.training.run_directory import RunDirectory
 
@@ -343,6 +351,50 @@ def test_the_overview_names_machines_and_says_where_none_is_known(tmp_path, cont
     assert "<dt>Machine</dt><dd>a &lt;fast&gt; one; not recorded for 1 run</dd>" in made
 
 
+def test_what_is_lost_stands_on_the_page_and_on_the_screen_and_shortens_no_other_curve(tmp_path, capsys):
+    three(tmp_path / "runs")
+    cut = tmp_path / "runs" / "iqn-1"
+    lines = (cut / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    for name in ("SHA256SUMS", "DONE"):
+        (cut / name).unlink()
+    (cut / "DONE").write_text('{"step": 4000}')  # as an earlier version had it
+    (cut / "metrics.jsonl").write_bytes(b"".join(lines[:3]))
+    report(tmp_path / "runs", tmp_path / "page.html", agents=False)
+    sentence = "seed 1: no finite evaluation at step 4,000; left out of the curve and of the last evaluations"
+    assert f"note: iqn-1: {sentence}" in capsys.readouterr().out
+    made = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f'<th scope="row">iqn-1</th><td>{sentence}</td>' in made
+    assert "1 of 6 finished runs are unverified: none were kept, or they cannot be read" in made
+    found = read_content(tmp_path / "runs")
+    (chart,) = charts.curve_charts(found)
+    assert [series["x"] for series in chart["series"]] == [[1000, 2000, 3000, 4000]] * 2
+    # Seeds 0 and 2 of either: 1 and 3 against 3 and 6.
+    assert found.results.differences["iqn", "qr-dqn", "probe/1"].pairs == 2
+    assert found.results.final["iqn", "probe/1"].value == 4.5
+
+
+def test_a_seed_that_lacks_an_earlier_evaluation_counts_in_the_last_ones(tmp_path):
+    three(tmp_path / "runs")
+    run = write_run(tmp_path / "runs" / "hole", "iqn", "probe/1", 3, [5, 5, 5])
+    run.append({"step": 3500, "seed": 3, "eval/mean_reward": math.nan})
+    run.append({"step": 4000, "seed": 3, "eval/mean_reward": 8.0})
+    run.finish({"step": 4000})
+    found = read_content(tmp_path / "runs")
+    assert found.collection.losses == (("hole", "seed 3: no finite evaluation at step 3,500; left out of the curve"),)
+    assert found.results.final["iqn", "probe/1"].value == 5.0  # of 3, 3, 6 and 8
+    assert [goal.runs for goal in found.results.goals["iqn", "probe/1"]] == [3, 3]
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path):
+    odd = Path(os.fsdecode(bytes(tmp_path) + b"/odd\xff"))
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    write_run(odd / "a", "qr-dqn", "probe/1", 0, [1, 2, 3, 4])
+    assert "Report: odd\\udcff" in make_page(read_content(odd)).encode().decode()
+
+
 def test_failed_runs_are_listed_with_their_cause(tmp_path):
     directory = write_run(tmp_path / "a", "qr-dqn", "probe/1", 0, [1, 2])
     (directory.path / "FAILED").write_text(json.dumps({"cause": "OSError: <full>"}))
@@ -469,6 +521,34 @@ def test_agents_that_cannot_be_loaded_are_named_and_the_rest_is_shown(saved, tmp
     assert str(tmp_path) not in broken.not_loaded[0]
     assert "Could not be loaded" in make_page(broken)
     assert "Return distributions" not in make_page(read_content(tmp_path))
+
+
+def test_a_module_that_ends_the_process_ends_no_report(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ending_module.py").write_text("import sys\nsys.exit('not here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = write_run(tmp_path / "runs" / "bad", "qr-dqn", "ending_module:Some-v0", 0, [1, 2, 3, 4])
+    (run.checkpoints / "step_000000004000").mkdir(parents=True)
+    report(tmp_path / "runs", tmp_path / "page.html", allow_imports=True)
+    assert "SystemExit(&#x27;not here&#x27;)" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "note: no saved agent is shown of bad: a file is damaged: SystemExit('not here')" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step": 80, "returns": []}',
+        '{"step": 80, "returns": [1e200]}',
+        '{"step": 80, "returns": ["a"]}',
+        "[" * 100_000,
+        "[]",
+    ],
+)
+def test_an_evaluation_that_is_none_is_said(saved, tmp_path, text):
+    shutil.copytree(saved, tmp_path / "runs")
+    file = tmp_path / "runs" / "run" / "evaluations" / "seed_3_step_000000000080.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"seed_3_step_000000000080.json"):
+        _read_last_evaluation(tmp_path / "runs" / "run", 3)
 
 
 def test_distributions_are_drawn_as_steps_unless_they_are_quantiles():

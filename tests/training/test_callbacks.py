@@ -24,7 +24,7 @@ from qemrl.training.loops import make_loop
 from qemrl.training.run_directory import RunDirectory, RunExistsError
 from qemrl.training.tensorboard import TensorBoardCallback
 from qemrl.training.train import train
-from qemrl.training.wandb import WandbCallback
+from qemrl.training.wandb import WandbCallback, read_stored
 
 # Intervals none of which divides another.
 TINY = {"network.widths": (8,), "batch_size": 8, "learning_starts": 64, "representation.num_quantiles": 8} | {
@@ -396,3 +396,21 @@ def test_tensorboard_has_what_the_file_has(learned):
     records = RunDirectory(learned[1]).read_metrics()
     assert found == {r["step"]: r["eval/mean_reward"] for r in records if "eval/mean_reward" in r}
     assert len(CallbackList([]).callbacks) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"project": "p"}',
+        '{"project": "p", "entity": null, "group": 3, "tags": [], "mode": null, "runs": {}}',
+    ],
+)
+def test_a_damaged_file_about_tracking_says_what_to_do(tmp_path, text):
+    directory = RunDirectory.create(tmp_path / "run", {"type": "RunConfig"}, {})
+    assert read_stored(directory) is None
+    (directory.path / "wandb.json").write_text(text)
+    with pytest.raises(ValueError, match=r"wandb.json .*; remove it, to go on without tracking"):
+        read_stored(directory)

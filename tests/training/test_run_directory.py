@@ -204,6 +204,7 @@ def test_a_damaged_line_in_the_middle_is_named(run):
 def write_metrics(run: RunDirectory, steps: range) -> None:
     for step in steps:
         run.append({"step": step, "seed": 0, "x": step / 3})
+        run.append_timing({"step": step, "time/fps": 1.0, "machine": "a"})
 
 
 @pytest.mark.parametrize("checksum", [True, False], ids=["with checksum", "of an older version"])
@@ -221,7 +222,6 @@ def write_metrics(run: RunDirectory, steps: range) -> None:
 )
 def test_metrics_that_were_damaged_before_the_checkpoint_are_mended_as_far_as_they_go(run, damage, loss, checksum):
     write_metrics(run, range(3))
-    run.append_timing({"step": 0, "time/fps": 1.0, "machine": "a"})
     meta = {name: value for name, value in run.describe().items() if checksum or name == "metrics_bytes"}
     write_metrics(run, range(3, 5))
     assert run.has_metrics_of(meta)
@@ -251,6 +251,15 @@ def test_a_damaged_line_of_times_goes_when_the_run_is_resumed(run):
     (run.path / "timing.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
     assert run.restore_metrics(0, run.describe()) == ["timing.jsonl: line 2 was damaged"]
     assert run.read_timing() == [{"step": 1}, {"step": 2}]
+
+
+def test_lines_of_times_that_are_gone_are_counted(run):
+    write_metrics(run, range(3))
+    meta = run.describe()
+    (run.path / "timing.jsonl").write_text('{"step": 0}\n{"step')
+    assert run.restore_metrics(2, meta) == ["timing.jsonl has lost 2 of 3 lines"]
+    (run.path / "timing.jsonl").unlink()
+    assert run.restore_metrics(2, meta) == ["timing.jsonl has lost 3 of 3 lines"]
 
 
 def test_what_changes_in_a_finished_run_is_noticed(run):

@@ -212,6 +212,10 @@ def report(
             raise UsageError(f"{error}; choose another place with --out, --figures and --pdf") from error
     for each in content.collection.unreadable:
         print(f"note: {each.name} is left out: {each.reason}")
+    for name, loss in content.collection.losses:
+        print(f"note: {name}: {loss}")
+    for agent in content.not_loaded:
+        print(f"note: no saved agent is shown of {agent}")
     if content.results.differences:
         print_table(differences_table(content))
     for path in paths:
@@ -289,7 +293,11 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
                 print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
                 sys.exit(128 + stop.signal_number)
         directories.append(directory)
-    comparison = comparing.compare(directories)
+    with usage():
+        comparison = comparing.compare(directories)
+    for result in comparison.results:
+        for loss in result.run.losses:
+            print(f"note: {result.curve.label}: {loss}")
     _print_results(comparison)
     for path in comparing.write_comparison(comparison, out):
         print(f"wrote {path}")

@@ -16,7 +16,8 @@ from qemrl.agents.presets import make_agent
 from qemrl.agents.value import ValueConfig
 from qemrl.config.override import flatten
 from qemrl.config.serialize import to_json
-from qemrl.experiments.runs import EVALUATION, TRAINING, RunRecord, build_curve, read_run
+from qemrl.experiments.records import EVALUATION, TRAINING
+from qemrl.experiments.runs import RunRecord, build_curve, read_run
 from qemrl.experiments.scores import pair_curves
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import EpsilonGreedy
@@ -211,7 +212,9 @@ def subtract(curve: Curve, against: Curve) -> Difference:
 
 def _read_result(path: Path) -> Result:
     run = read_run(path, path.name)
-    curve = build_curve(run.config.preset, run.config.env_name, run.evaluations)
+    curve = build_curve(run.config.preset, run.config.env_name, run.whole_evaluations)
+    if curve is None and run.losses:
+        raise ValueError(f"{path} has no seed that lacks nothing: {'; '.join(run.losses)}; remove it to run it again")
     if curve is None:
         raise ValueError(
             f"{path} has no evaluation yet; its first comes after {run.config.evaluate_every} steps: let "

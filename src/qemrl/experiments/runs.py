@@ -3,45 +3,32 @@
 Runs below a folder are sorted by algorithm and task, whether they come from `train`, `compare` or `sweep`.
 """
 
-import contextlib
-import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from qemrl.agents.names import SUMMARIES
+from qemrl.experiments.gaps import Gap, find_gaps
+from qemrl.experiments.records import Point, is_count, read_points, read_timing
 from qemrl.experiments.statistics import mean_interval
 from qemrl.experiments.worker import cause_of_failure
 from qemrl.plotting.curves import Curve
 from qemrl.training.config import RunConfig, read_config
-from qemrl.training.run_directory import RunDirectory
+from qemrl.training.run_directory import SUMS, WRONG_NUMBERS, RunDirectory
 
 LEAST_FOR_BAND = 3
 """From how many seeds on a curve has an interval; that of two is so wide that it hides the curves."""
 
-EVALUATION, TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"
-"""The tags of the mean return in metrics.jsonl: of an evaluation, and of the episodes of training."""
+LONGEST_REASON = 1_000
+"""How many characters of an error are shown."""
 
 State = Literal["finished", "unfinished", "failed"]
-
-
-class Point(NamedTuple):
-    """What a line of metrics.jsonl says about returns."""
-
-    seed: int
-    step: int
-    evaluation: float | None
-    """The mean return of an evaluation, if there was one."""
-
-    training: float | None
-    """The mean return of the episodes that ended since the last line, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +62,15 @@ class RunRecord:
     machines: tuple[str, ...]
     """What computed it; more than one if it went on elsewhere, none where that was not kept."""
 
+    is_verified: bool = False
+    """Whether it is finished, and its metrics are those that its checksums are of."""
+
+    damage: tuple[str, ...] = ()
+    """What is known to be lost or changed of it, a sentence each."""
+
+    regular: range = range(0)
+    """Steps at which there should be evaluations, whether or not some seed has one."""
+
     @property
     def step(self) -> int:
         """The last step with a record; zero if there is none yet."""
@@ -88,6 +84,27 @@ class RunRecord:
             if point.evaluation is not None:
                 means[point.seed][point.step] = point.evaluation
         return means
+
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Evaluations that seeds lack, and should have at this state of the run."""
+        due = {point.step for point in self.points if point.is_evaluated}
+        if self.state == "finished":
+            due.add(self.config.whole_steps)
+        elif due:
+            due.remove(max(due))  # some seeds may be just about to write it
+        return find_gaps(self.evaluations, due, self.regular)
+
+    @property
+    def whole_evaluations(self) -> dict[int, dict[int, float]]:
+        """The evaluations of the seeds that lack none, and have some: those that curves are made of."""
+        lacking = {seed for gap in self.gaps for seed in gap.seeds}
+        return {seed: means for seed, means in self.evaluations.items() if means and seed not in lacking}
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What readers should know about what is lost, a sentence each."""
+        return (*self.damage, *map(str, self.gaps))
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,12 @@ class Cell:
     env: str
     runs: tuple[RunRecord, ...]
     curve: Curve | None
-    """Of the finished runs at the steps that all of them have; if none is finished, of all runs. None without any."""
+    """Of the finished runs at the steps that all of them have; if none is finished, of all runs. None without any.
+
+    Seeds with gaps are left out of it: they do not shorten the curve of the others."""
+
+    last: Curve | None
+    """The last step of it alone, also of the seeds with gaps that were evaluated there."""
 
     finished: bool
     """Whether the curve is of finished runs."""
@@ -119,6 +141,11 @@ class RunCollection:
     folder: Path
     runs: tuple[RunRecord, ...]
     unreadable: tuple[Unreadable, ...]
+
+    @property
+    def losses(self) -> tuple[tuple[str, str], ...]:
+        """What is lost of runs that count as far as they can, and their names."""
+        return tuple((run.name, loss) for run in self.runs for loss in run.losses)
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -155,13 +182,11 @@ def read_runs(folder: Path) -> RunCollection:
     unreadable: list[Unreadable] = []
     first_by_key: dict[tuple[str, str, int], str] = {}
     for file in find_files(folder, "config.json"):
-        name = file.parent.relative_to(folder).as_posix()
+        name = make_printable(file.parent.relative_to(folder).as_posix())
         try:
             run = read_run(file.parent, name)
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:  # what damaged files lead to
-            plain = isinstance(error, OSError | ValueError)
-            reason = str(error) if plain else f"a file is damaged: {error!r}"
-            unreadable.append(Unreadable(name, relabel(reason, file.parent, name)))
+        except Exception as error:  # nobody can list what a damaged file leads to, and the others are to be read
+            unreadable.append(explain(error, file.parent, name))
             continue
         keys = [(run.arm, run.config.env_name, seed) for seed in run.config.seeds]
         twin = next((first_by_key[key] for key in keys if key in first_by_key), None)
@@ -174,6 +199,18 @@ def read_runs(folder: Path) -> RunCollection:
         first_by_key.update(dict.fromkeys(keys, name))
         runs.append(run)
     return RunCollection(folder, tuple(runs), tuple(unreadable))
+
+
+def explain(error: BaseException, path: Path, name: str) -> Unreadable:
+    """What an error says about a run, which is left out."""
+    plain = isinstance(error, OSError | ValueError) and not isinstance(error, UnicodeError)
+    reason = str(error) if plain else f"a file is damaged: {error!r}"
+    return Unreadable(name, make_printable(relabel(reason, path, name))[:LONGEST_REASON])
+
+
+def make_printable(text: str) -> str:
+    """A text with escapes for what no terminal should get, and no file could be written with."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def relabel(text: str, path: Path, name: str) -> str:
@@ -201,6 +238,7 @@ def read_run(path: Path, name: str) -> RunRecord:
         ValueError: A file of it is damaged.
     """
     directory = RunDirectory(path)
+    is_done = directory.done  # before the metrics are read: it may end while they are
     config = read_config(directory.config)
     if config.preset not in SUMMARIES:
         raise ValueError(f"{path / 'config.json'} names the preset {config.preset!r}, which does not exist")
@@ -208,13 +246,63 @@ def read_run(path: Path, name: str) -> RunRecord:
     arm = extra.get("arm", config.preset) if isinstance(extra, dict) else config.preset
     if not isinstance(arm, str) or not arm:
         raise ValueError(f"{path / 'config.json'}: the name of an algorithm must be text, got {arm!r}")
-    points = tuple(_read_points(directory, config))
-    cause = "" if directory.done else cause_of_failure(path) or _find_non_finite(path, points)
-    state: State = "finished" if directory.done else "failed" if cause else "unfinished"
-    rates, machines = _read_timing(directory)
+    if not is_count(config.whole_steps):
+        raise ValueError(f"{path / 'config.json'} is of {config.whole_steps} steps, which nobody can run")
+    is_verified, damage, timing = _verify(directory, config.whole_steps) if is_done else (False, [], True)
+    points = tuple(read_points(directory, config))
+    cause = "" if is_done else cause_of_failure(path) or _find_non_finite(path, points)
+    state: State = "finished" if is_done else "failed" if cause else "unfinished"
+    rates, machines = [], ()
+    try:
+        rates, machines = read_timing(directory) if timing else ([], ())
+    except ValueError as error:
+        damage.append(make_printable(relabel(f"{error}; no time of it counts", path, name)))
     median = float(np.median([rate for _, rate in rates])) if rates else None
     seconds = sum((at - config.last_record(at)) * config.num_seeds / rate for at, rate in rates)
-    return RunRecord(name, path, arm, config, directory.record, state, cause, points, median, float(seconds), machines)
+    # A file that is verified tells itself when there were evaluations, even if that has changed on the way.
+    regular = range(0) if (is_verified and not damage) or not is_done else _list_regular(config)
+    return RunRecord(
+        name=name,
+        path=path,
+        arm=arm,
+        config=config,
+        record=directory.record,
+        state=state,
+        cause=cause,
+        points=points,
+        steps_per_second=median,
+        seconds=float(seconds),
+        machines=machines,
+        is_verified=is_verified,
+        damage=tuple(damage),
+        regular=regular,
+    )
+
+
+def _verify(directory: RunDirectory, planned: int) -> tuple[bool, list[str], bool]:
+    """Whether the metrics of a finished run are verified, what is damaged of it, and whether its times count.
+
+    Raises:
+        ValueError: Its metrics are known to be other ones.
+    """
+    damage = directory.find_damage()
+    try:
+        done = directory.read_done()
+    except (OSError, ValueError):
+        return False, damage, True
+    steps: Any = done.get("step")
+    if is_count(steps) and steps < planned:
+        damage.append(f"DONE is of step {steps:,}, and the configuration of {planned:,} steps")
+    changes = directory.find_changes() if "config" in done else {SUMS: "none were kept"}
+    for sentence in (changes.get("metrics.jsonl"), WRONG_NUMBERS if WRONG_NUMBERS in damage else None):
+        if sentence is not None:
+            raise ValueError(f"{directory.path}: {sentence}; restore it from a copy, or run it again")
+    return SUMS not in changes, [make_printable(each) for each in damage], "timing.jsonl" not in changes
+
+
+def _list_regular(config: RunConfig) -> range:
+    """The steps of a whole run at which it is evaluated, but for the last, which may be between two of these."""
+    return range(config.evaluate_every, config.whole_steps + 1, config.evaluate_every)
 
 
 def _find_non_finite(path: Path, points: Sequence[Point]) -> str:
@@ -222,39 +310,6 @@ def _find_non_finite(path: Path, points: Sequence[Point]) -> str:
     steps = [int(folder.name.removeprefix("step_")) for folder in (path / "failed").glob("step_[0-9]*")]
     since = steps and any(point.step > max(steps) for point in points)
     return f"numbers were not finite at step {max(steps):,}" if steps and not since else ""
-
-
-def _read_points(directory: RunDirectory, config: RunConfig) -> Iterator[Point]:
-    for number, record in enumerate(directory.read_metrics(), start=1):
-        place = f"{directory.path / 'metrics.jsonl'}, line {number}"
-        if not isinstance(record, dict) or not _is_count(record.get("step")) or record.get("seed") not in config.seeds:
-            raise ValueError(f"{place}, has no step ≥ 0 or no seed of {config.seeds}")
-        for tag in (EVALUATION, TRAINING):
-            value = record.get(tag)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{place}: {tag} must be a finite number, got {value!r}")
-        yield Point(record["seed"], record["step"], record.get(EVALUATION), record.get(TRAINING))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _read_timing(directory: RunDirectory) -> tuple[list[tuple[int, float]], tuple[str, ...]]:
-    """Steps and steps per second of all records, and the machines that they name."""
-    rates, machines = [], {}
-    for number, record in enumerate(directory.read_timing(), start=1):
-        rate = record.get("time/fps") if isinstance(record, dict) else None
-        if not isinstance(rate, int | float) or not rate > 0 or not _is_count(record.get("step")):
-            raise ValueError(
-                f"{directory.path / 'timing.jsonl'}, line {number}, has no step ≥ 0 or no time/fps above 0"
-            )
-        rates.append((record["step"], float(rate)))
-        if "machine" in record:
-            machines[str(record["machine"])] = None
-    return rates, tuple(machines)
 
 
 def build_curve(label: str, env: str, evaluations: Mapping[int, Mapping[int, float]]) -> Curve | None:
@@ -273,44 +328,13 @@ def build_curve(label: str, env: str, evaluations: Mapping[int, Mapping[int, flo
 
 def _build_cell(arm: str, env: str, runs: tuple[RunRecord, ...]) -> Cell:
     done = [run for run in runs if run.state == "finished" and any(run.evaluations.values())]
-    by_seed: dict[int, dict[int, float]] = {}
+    every: dict[int, dict[int, float]] = {}
+    whole: dict[int, dict[int, float]] = {}
     for run in done or runs:
-        by_seed |= {seed: means for seed, means in run.evaluations.items() if means}
-    return Cell(arm, env, runs, build_curve(arm, env, by_seed), bool(done))
-
-
-class Progress(NamedTuple):
-    """How far a run is that may be going on."""
-
-    step: int
-    steps_per_second: float | None
-    score: float | None
-    """The latest evaluation return; before the first one that of training."""
-
-
-def read_progress(path: Path) -> Progress | None:
-    """What the newest lines of a run's files say; None before the first."""
-    last = _read_newest(path / "timing.jsonl", "step")
-    if last is None:
-        return None
-    metrics = path / "metrics.jsonl"
-    scores = (record[tag] for tag in (EVALUATION, TRAINING) if (record := _read_newest(metrics, tag)) is not None)
-    step = (_read_newest(metrics, "step") or last)["step"]
-    return Progress(step, last.get("time/fps"), next(scores, None))
-
-
-def _read_newest(file: Path, tag: str) -> dict[str, Any] | None:
-    """The newest line that has a value for the tag, among the last ones of the file."""
-    try:
-        with file.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - 65_536))
-            lines = stream.read().split(b"\n")
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError, AttributeError):  # a line that is being written
-            record = json.loads(line)
-            if record.get(tag) is not None:
-                return record
-    return None
+        every |= run.evaluations
+        whole |= run.whole_evaluations
+    curve = build_curve(arm, env, whole)
+    last = max((run.config.whole_steps for run in done), default=0) if curve is None else int(curve.steps[-1])
+    ends = {seed: {last: means[last]} for seed, means in every.items() if last in means}
+    is_known = curve is not None or not whole  # or there is no step that all have
+    return Cell(arm, env, runs, curve, build_curve(arm, env, ends) if is_known else None, bool(done))

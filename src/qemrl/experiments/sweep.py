@@ -19,7 +19,7 @@ from pathlib import Path
 
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid, Run
-from qemrl.experiments.runs import read_progress
+from qemrl.experiments.records import read_progress
 from qemrl.experiments.worker import cause_of_failure
 from qemrl.training.config import create_run, read_config
 from qemrl.training.run_directory import RunDirectory, hold_lock, write_atomic
@@ -192,7 +192,7 @@ def _find_runs(folder: Path) -> dict[tuple[str, str], Path]:
     found = {}
     for file in sorted(folder.glob("*/config.json")):
         # What cannot be read is found by its name alone.
-        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        with contextlib.suppress(Exception):
             directory = RunDirectory(file.parent)
             run = Run(str(directory.record["extra"]["arm"]), read_config(directory.config))
             found[run.arm, run.id] = file.parent

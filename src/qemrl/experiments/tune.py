@@ -21,7 +21,7 @@ import json
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -37,12 +37,12 @@ from qemrl.experiments.compare import INTERVALS, evaluate_often
 from qemrl.experiments.engines import Engine, Needs
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.ranges import Bounds, Range
-from qemrl.experiments.runs import EVALUATION
+from qemrl.experiments.runs import read_run
 from qemrl.experiments.sweep import Driver, RunStatus, State, read_first_status
 from qemrl.plotting import style
 from qemrl.plotting.tuning import TrialPoint, draw_history, draw_importance
 from qemrl.training.config import RunConfig, configure, read_config
-from qemrl.training.run_directory import RunDirectory, RunExistsError, find_differences, hold_lock, write_atomic
+from qemrl.training.run_directory import RunExistsError, find_differences, hold_lock, write_atomic
 from qemrl.training.train import NonFiniteTrainingError
 
 STUDY = "qemrl"
@@ -181,7 +181,7 @@ class Tuner:
         self._unpruned_steps = int(UNPRUNED_SHARE * tuning.config.whole_steps)
         self._open: dict[int, _OpenTrial] = {}
         self._runs: dict[Path, RunStatus] = {}
-        self._evaluations: dict[Path, tuple[int, dict[int, float]]] = {}
+        self._evaluations: dict[Path, tuple[tuple[int, bool], dict[int, float]]] = {}
         """Evaluations by step, with the size of the file that they were read from."""
 
     def drive(
@@ -293,7 +293,7 @@ class Tuner:
 
         What is decided depends on the evaluations, not on when they are read: one that is pruned may have got further.
         """
-        found = [self._read_evaluations(path) for path in trial.paths]
+        found = [self._collect_evaluations(path) for path in trial.paths]
         common = sorted(set.intersection(*map(set, found)))
         for step in common:
             if step in trial.means:
@@ -333,14 +333,16 @@ class Tuner:
         else:
             self._study.tell(number, statistics.fmean(by_seed))
 
-    def _read_evaluations(self, path: Path) -> dict[int, float]:
-        """The mean return of each evaluation of a run so far, by step."""
-        file = path / "metrics.jsonl"
-        size = file.stat().st_size if file.exists() else 0
-        if path not in self._evaluations or self._evaluations[path][0] != size:
-            records = RunDirectory(path).read_metrics() if size else []
-            found = {record["step"]: record[EVALUATION] for record in records if record.get(EVALUATION) is not None}
-            self._evaluations[path] = size, found
+    def _collect_evaluations(self, path: Path) -> dict[int, float]:
+        """The mean return of each evaluation of a run so far, by step; a run that cannot be read has failed."""
+        file, status = path / "metrics.jsonl", self._runs[path]
+        seen = file.stat().st_size if file.exists() else 0, status.state is State.FINISHED
+        if path not in self._evaluations or self._evaluations[path][0] != seen:
+            try:
+                self._evaluations[path] = seen, _read_evaluations(path) if any(seen) else {}
+            except Exception as error:  # nobody can list what a damaged file leads to
+                self._runs[path] = replace(status, state=State.FAILED, cause=f"it cannot be read: {error}")
+                return {}
         return self._evaluations[path][1]
 
     def _remove_checkpoints(self, going: set[Path]) -> None:
@@ -501,6 +503,14 @@ def _open_study(
         )
     finally:
         optuna.logging.set_verbosity(verbosity)
+
+
+def _read_evaluations(path: Path) -> dict[int, float]:
+    """The mean return of each evaluation of a run of one seed, by step."""
+    run = read_run(path, path.name)
+    if run.state == "finished" and run.step < run.config.whole_steps:
+        raise ValueError(f"its metrics end at step {run.step:,} of {run.config.whole_steps:,}; remove {path}")
+    return run.evaluations[run.config.seed]
 
 
 def _has_diverged(status: RunStatus) -> bool:

@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qemrl.training.checkpoint import open_regular, parse_json
+
 if TYPE_CHECKING:
     from qemrl.training.run_directory import RunDirectory
 
@@ -49,10 +51,11 @@ def worker_command(path: Path, module: str = "") -> list[str]:
 def cause_of_failure(path: Path) -> str | None:
     """Why a run failed when it was last tried; None if it did not."""
     try:
-        return str(json.loads((path / FAILED).read_bytes())["cause"])
+        with open_regular(path / FAILED) as file:
+            return str(parse_json(file.read())["cause"])
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):
         return f"unknown: {path / FAILED} cannot be read"
 
 

@@ -32,6 +32,8 @@ def check_widths(name: str, widths: tuple[int, ...]) -> None:
 
 
 def _uniform(key: Key, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
+    if min(shape) < 1 or fan_in < 1:
+        raise ValueError(f"a layer needs inputs and outputs, got the shape {shape}; its widths must be at least 1")
     bound = 1 / math.sqrt(fan_in)
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 

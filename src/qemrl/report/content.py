@@ -7,10 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qemrl.experiments.runs import Cell, RunCollection, RunRecord, Unreadable, find_files, read_runs, relabel
+from qemrl.experiments.runs import (
+    Cell,
+    RunCollection,
+    RunRecord,
+    Unreadable,
+    explain,
+    find_files,
+    make_printable,
+    read_runs,
+)
 from qemrl.report.markup import NOTHING
 from qemrl.report.predictions import AgentPrediction, find_saved_agents, predict_returns
 from qemrl.report.results import Place, Results, compute_results
+from qemrl.training.checkpoint import open_regular, parse_json
 
 AXES = ("env", "seed", "num_seeds")
 """Settings that tell runs of one algorithm apart."""
@@ -81,8 +91,8 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None], a
         tick(f"loading {run.name}")
         try:
             predicted.append(predict_returns(run, allow_imports))
-        except ValueError as error:
-            not_loaded.append(f"{run.name}: {relabel(str(error), run.path, run.name)}")
+        except (Exception, SystemExit) as error:  # also what the module of an environment does
+            not_loaded.append(f"{run.name}: {explain(error, run.path, run.name).reason}")
     settings = find_differing_settings(collection)
     nearest = find_nearest(collection.arms, settings)
     return Content(collection, cells, numbers, settings, nearest, predicted, not_loaded, claims, _write_notes(cells))
@@ -91,17 +101,18 @@ def gather(folder: Path, agents: bool, seed: int, tick: Callable[[str], None], a
 def _read_claims(folder: Path) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     found, damaged = [], []
     for file in find_files(folder, "claims.json"):
-        name = file.parent.relative_to(folder).as_posix()
+        name = make_printable(file.parent.relative_to(folder).as_posix())
         try:
-            report = json.loads(file.read_text(encoding="utf-8"))
+            with open_regular(file) as stream:
+                report = parse_json(stream.read())
             claims = [
                 {key: str(claim[key]) for key in ("name", "where", "statement", "meaning", "verdict")}
                 | {"measured": {end: float(claim["measured"][end]) for end in ("value", "low", "high")}}
                 for claim in report["claims"]
             ]
             found.append({"item": str(report["item"]), "claims": claims})
-        except (KeyError, OSError, TypeError, ValueError) as error:
-            damaged.append(Unreadable(name, f"claims.json cannot be read: {error!r}"))
+        except Exception as error:  # nobody can list what a damaged file leads to
+            damaged.append(Unreadable(name, make_printable(f"claims.json cannot be read: {error!r}")))
     return found, damaged
 
 
@@ -160,16 +171,16 @@ def _write_notes(cells: Mapping[Place, Cell]) -> list[str]:
     for (arm, env), cell in cells.items():
         place = f"{arm} on {env}"
         waiting = [run for run in cell.runs if run.state != "finished"]
-        if cell.curve is None:
+        if cell.last is None:
             said.setdefault("No evaluation yet that all runs share, so in no figure or table", []).append(place)
             continue
         if not cell.finished:
-            so_far = f"{place} (at step {int(cell.curve.steps[-1]):,})"
+            so_far = f"{place} (at step {int(cell.last.steps[-1]):,})"
             said.setdefault("No finished run, so results are those so far", []).append(so_far)
         elif waiting:
             part = f"{place} ({len(waiting)} of {len(cell.runs)})"
             said.setdefault("Unfinished and failed runs beside finished ones count only as thin lines", []).append(part)
-        if len(cell.curve.seeds) == 1:
+        if len(cell.last.seeds) == 1:
             said.setdefault("One seed that counts, so no interval", []).append(place)
         mixed = _find_mixed_settings(cell.runs)
         if mixed:

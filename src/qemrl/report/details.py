@@ -46,6 +46,7 @@ def overview(page: PageBuilder) -> Html:
         ("Versions", "; ".join(_keep_distinct(_list_versions(run.record) for run in runs)) or NOTHING),
         ("Commit", "; ".join(_list_commits(runs)) or NOTHING),
         ("Machine", "; ".join(_list_machines(runs)) or "not recorded"),
+        ("Checksums", _count_verified(runs)),
     ]
     rows = [piece for name, fact in facts for piece in (element("dt", {}, name), element("dd", {}, fact))]
     parts = [element("dl", {}, *rows)]
@@ -54,11 +55,24 @@ def overview(page: PageBuilder) -> Html:
     failed = [(run.name, run.cause) for run in runs if run.state == "failed"]
     if failed:
         parts.append(table("Failed runs", ("run", "cause"), failed, "wide"))
+    if collection.losses:
+        parts.append(table("Lost or damaged", ("run", "what"), collection.losses, "wide"))
     if collection.unreadable:
         left_out = [(each.name, each.reason) for each in collection.unreadable]
         parts.append(table("Left out", ("folder", "reason"), left_out, "wide"))
     parts.append(fold(f"All {len(runs)} runs", _runs_table(page)))
     return join(*parts)
+
+
+def _count_verified(runs: Sequence[RunRecord]) -> str:
+    """Of how many finished runs it is known that their metrics are as they were written."""
+    finished = [run for run in runs if run.state == "finished"]
+    unverified = sum(not run.is_verified for run in finished)
+    if not finished:
+        return "kept when a run is finished"
+    if not unverified:
+        return "right for all finished runs"
+    return f"{unverified} of {len(finished)} finished runs are unverified: none were kept, or they cannot be read"
 
 
 def _keep_distinct(texts: Iterable[str]) -> list[str]:

@@ -62,7 +62,8 @@ def make_page(content: Content) -> str:
     scripts = [element("script", {"type": "application/json", "id": "data"}, data), element("script", {}, Html(script))]
     body = element("body", {}, element("main", {}, *parts), *scripts)
     whole = element("html", {"lang": "en"}, element("head", {}, *head), body)
-    return join(Html("<!doctype html>\n"), whole, Html("\n")).text
+    text = join(Html("<!doctype html>\n"), whole, Html("\n")).text
+    return text.encode(errors="backslashreplace").decode()  # names of folders need not be Unicode
 
 
 def _read_own(name: str) -> str:

@@ -1,6 +1,5 @@
 """What saved agents predict at the start of an episode, beside what they got in their last evaluation."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,10 @@ from jaxtyping import Float
 
 from qemrl import api
 from qemrl.experiments.episodes import distribution_kind
+from qemrl.experiments.records import LARGEST_RETURN
 from qemrl.experiments.runs import Cell, RunRecord
 from qemrl.training.checkpoint import CheckpointError
+from qemrl.training.run_directory import RunDirectory
 
 EPISODE_SEED = 0
 """Of the episode whose first observation all agents see."""
@@ -83,7 +84,10 @@ def predict_returns(run: RunRecord, allow_imports: bool = False) -> AgentPredict
     finally:
         envs.close()
     q = np.asarray(agent.q(observation), np.float64)
-    evaluated_at, evaluation = _read_last_evaluation(run.path / "evaluations", run.config.seed)
+    evaluated_at, evaluation = _read_last_evaluation(run.path, run.config.seed)
+    actions = tuple(_predict_actions(agent, observation, q))
+    if not all(np.isfinite([action.q, *action.returns, *action.shares]).all() for action in actions):
+        raise ValueError("it predicts what is not finite")
     return AgentPrediction(
         arm=run.arm,
         env=run.config.env_name,
@@ -91,7 +95,7 @@ def predict_returns(run: RunRecord, allow_imports: bool = False) -> AgentPredict
         step=agent.steps,
         kind=distribution_kind(agent),
         discount=float(run.config.agent.discount),
-        actions=tuple(_predict_actions(agent, observation, q)),
+        actions=actions,
         best=int(q.argmax()),
         evaluated_at=evaluated_at,
         evaluation=evaluation,
@@ -121,12 +125,15 @@ def _predict_actions(
     return [ActionPrediction(*parts) for parts in zip(names, q.tolist(), values, shares, strict=True)]
 
 
-def _read_last_evaluation(folder: Path, seed: int) -> tuple[int | None, Float[np.ndarray, " episodes"]]:
-    files = sorted(folder.glob(f"seed_{seed}_step_*.json"))
-    if not files:
+def _read_last_evaluation(path: Path, seed: int) -> tuple[int | None, Float[np.ndarray, " episodes"]]:
+    files = sorted((path / "evaluations").glob(f"seed_{seed}_step_*.json"))
+    found = RunDirectory(path).read_evaluation(files[-1].stem) if files else None
+    if found is None:
         return None, np.zeros(0)
     try:
-        data = json.loads(files[-1].read_bytes())
-        return int(data["step"]), np.sort(np.array(data["returns"], np.float64))
-    except (KeyError, TypeError) as error:
+        step, returns = int(found["step"]), np.sort(np.array(found["returns"], np.float64))
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{files[-1]} holds no evaluation: {error!r}") from error
+    if returns.ndim != 1 or not len(returns) or not (np.abs(returns) <= LARGEST_RETURN).all():
+        raise ValueError(f"{files[-1]} holds no evaluation: its returns are no list of numbers")
+    return step, returns

@@ -104,22 +104,23 @@ class Results:
 def compute_results(cells: Mapping[Place, Cell], seed: int) -> Results:
     """The numbers of all cells that have been evaluated; the seed is that of the bootstrap."""
     curves = {place: cell.curve for place, cell in cells.items() if cell.curve is not None}
-    arms = list(dict.fromkeys(arm for arm, _ in curves))
-    references = scores.find_references(list(curves.values()))
-    left_out = {env: reason for env in references if (reason := _explain_left_out(curves, arms, env))}
-    common = {env: ends for env, ends in references.items() if env not in left_out}
+    ends = {place: cell.last for place, cell in cells.items() if cell.last is not None}
+    arms = list(dict.fromkeys(arm for arm, _ in ends))
+    references = scores.find_references([*curves.values(), *ends.values()])
+    left_out = {env: reason for env in references if (reason := _explain_left_out(ends, arms, env))}
+    common = {env: reference for env, reference in references.items() if env not in left_out}
     return Results(
-        final={place: mean_interval(curve.final) for place, curve in curves.items()},
+        final={place: mean_interval(end.final) for place, end in ends.items()},
         average={place: mean_interval(curve.average) for place, curve in curves.items()},
         differences={
-            (first, second, env): _subtract(curve, curves[second, env])
-            for (first, env), curve in curves.items()
+            (first, second, env): _subtract(end, ends[second, env])
+            for (first, env), end in ends.items()
             for second in arms
-            if second != first and (second, env) in curves and scores.can_pair(curve, curves[second, env])
+            if second != first and (second, env) in ends and scores.can_pair(end, ends[second, env])
         },
         goals={(arm, env): _find_goals(curve, references[env]) for (arm, env), curve in curves.items()},
-        aggregates=_aggregate(curves, arms, common, seed) if common else None,
-        improvement=_compare_pairs(curves, arms, seed),
+        aggregates=_aggregate(ends, arms, common, seed) if common else None,
+        improvement=_compare_pairs(ends, arms, seed),
         left_out=left_out,
     )
 

@@ -101,10 +101,10 @@ def _scale(content: Content, env: str) -> float:
 
 def _final_cell(content: Content, arm: str, env: str) -> Html:
     cell = content.cells.get((arm, env))
-    if cell is None or cell.curve is None:
+    if cell is None or cell.last is None:
         return _cell(None, 1.0)
-    so_far = "" if cell.finished else f", so far, at step {int(cell.curve.steps[-1]):,}"
-    return _cell(content.results.final[arm, env], _scale(content, env), f"({len(cell.curve.seeds)}{so_far})")
+    so_far = "" if cell.finished else f", so far, at step {int(cell.last.steps[-1]):,}"
+    return _cell(content.results.final[arm, env], _scale(content, env), f"({len(cell.last.seeds)}{so_far})")
 
 
 def _cell(estimate: Interval | None, scale: float, *more: Piece) -> Html:

@@ -29,7 +29,11 @@ FORMAT = 1
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors of a write that say that there is no room: on the disk, in the user's quota, or by the file size limit."""
 
+MOST_LEVELS = 100
+"""How deep lists and objects may lie within one another in JSON."""
+
 _CHUNK_BYTES = 1 << 22
+_LONG_NUMBER = re.compile(rb"\d{309}")
 _MANIFEST = "manifest.json"
 # `.old` exists only for a moment while a checkpoint of the same step is replaced; it is as good as any other.
 _NAME = re.compile(r"step_(\d{12,})(\.old)?")
@@ -144,15 +148,25 @@ def open_regular(path: Path) -> io.FileIO:
 
 
 def parse_json(text: bytes) -> Any:
-    """What a JSON text holds.
+    """What a JSON text holds, which can then be computed with, walked through and printed.
 
     Raises:
-        ValueError: It is none, or so deeply nested that only malice explains it.
+        ValueError: It is none, or it holds what only malice explains: numbers that are larger than any float, text
+            that is not Unicode, or lists in lists, a hundred levels deep.
     """
+    if _LONG_NUMBER.search(text):
+        raise ValueError("it holds a number of more than 308 digits")
     try:
-        return json.loads(text)
+        found = json.loads(text.decode())
+        if text.count(b"[") + text.count(b"{") > MOST_LEVELS and _has_more_levels(found):
+            raise RecursionError
+        if b"\\u" in text:  # half of a surrogate pair cannot be encoded
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeError as error:  # whose representation holds all of the text
+        raise ValueError(f"it is not Unicode: {error}") from None
+    return found
 
 
 def compute_digest(document: Mapping[str, Any]) -> str:
@@ -167,6 +181,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _has_more_levels(value: Any) -> bool:
+    """Whether a value has lists or objects within one another, more than `MOST_LEVELS` deep."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = list(itertools.chain.from_iterable(nested))
+    return bool(level)
 
 
 class _DamagedError(Exception):

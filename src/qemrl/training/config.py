@@ -26,7 +26,6 @@ from qemrl.training.schedule import StepSchedule, make_step_schedule
 MOST_FRAMES = 255
 """How many frames an observation can stack: replay keeps that number in a byte."""
 
-
 LARGEST = {
     "steps": LARGEST_COUNT,
     "log_every": LARGEST_COUNT,

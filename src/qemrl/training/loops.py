@@ -253,7 +253,8 @@ def read_params(
         return None
     require_same_config(config, found)
     if config.is_compiled:
-        arrays = {name.removeprefix(place): array[index] for name, array in found.arrays.items()}
+        whole = {name: array for name, array in found.arrays.items() if array.shape[:1] == (config.num_seeds,)}
+        arrays = {name.removeprefix(place): array[index] for name, array in whole.items()}
     else:  # each host loop has its own, with its number before them
         start = f"{index}/{place}"
         arrays = {name.removeprefix(start): each for name, each in found.arrays.items() if name.startswith(start)}

@@ -30,6 +30,7 @@ from qemrl.training.checkpoint import FULL_DISK, compute_digest, open_regular, p
 from qemrl.training.machine import code_commit
 
 SUMS = "SHA256SUMS"
+WRONG_NUMBERS = "metrics.jsonl has a wrong checksum: some of its numbers may be wrong"
 METRICS_TAGS = ("step", "seed")
 """What every line of metrics.jsonl has."""
 
@@ -148,19 +149,25 @@ class RunDirectory:
             done = self.read_done()
         except (OSError, ValueError) as error:
             return [str(error)]
-        damage = [str(sentence) for sentence in done.get("damage", ())]
-        if "config" not in done:  # it is not finished, or was by a version that kept no checksums
-            return damage
+        told = done.get("damage", [])
+        damage = [str(sentence) for sentence in (told if isinstance(told, list) else [told])]
+        if "config" in done:  # else it is not finished, or was by a version that kept no checksums
+            damage += self.find_changes().values()
+        return damage
+
+    def find_changes(self) -> dict[str, str]:
+        """Which files of a finished run are not what its checksums are of, and a sentence about each, by name."""
         try:
             sums = (self.path / SUMS).read_text(encoding="ascii")
         except (OSError, ValueError):
-            return [*damage, f"{SUMS} cannot be read: {self._metrics.name} and {self._timing.name} are unverified"]
+            return {SUMS: f"{SUMS} cannot be read: {self._metrics.name} and {self._timing.name} are unverified"}
+        changes = {}
         for file in (self._metrics, self._timing):
             if file.exists() and f"{_hash_file(file)}  {file.name}\n" not in sums:
-                damage.append(f"{file.name} is not what it was when the run finished: its checksum is another")
+                changes[file.name] = f"{file.name} is not what it was when the run finished: its checksum is another"
             elif not file.exists() and f"  {file.name}\n" in sums:
-                damage.append(f"{file.name} is missing")
-        return damage
+                changes[file.name] = f"{file.name} is missing"
+        return changes
 
     @property
     def metrics_bytes(self) -> int:
@@ -198,7 +205,7 @@ class RunDirectory:
         Returns:
             What is lost, a sentence each.
         """
-        lost = [*meta.get("damage", ()), *_remove_damaged_lines(self._timing, ("step",), None)]
+        found = []
         if self.has_metrics_of(meta):
             self.truncate_metrics(meta["metrics_bytes"])
         else:
@@ -206,8 +213,12 @@ class RunDirectory:
             found = _remove_damaged_lines(self._metrics, METRICS_TAGS, step)
             if is_short:
                 found.append(f"metrics.jsonl: what came after step {self._last_step():,} was lost")
-            lost += found or ["metrics.jsonl has a wrong checksum: some of its numbers may be wrong"]
-        self.damage = list(dict.fromkeys(lost))
+            found = found or [WRONG_NUMBERS]
+        untimed = _remove_damaged_lines(self._timing, ("step",), None)
+        steps, timed = ({each["step"] for each in read()} for read in (self.read_metrics, self.read_timing))
+        if steps - timed and not untimed:
+            untimed = [f"timing.jsonl has lost {len(steps - timed):,} of {len(steps):,} lines"]
+        self.damage = list(dict.fromkeys([*meta.get("damage", ()), *untimed, *found]))
         return self.damage
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -300,6 +300,8 @@ def _restore(config: RunConfig, loop: Loop, directory: RunDirectory) -> list[str
         require_same_config(config, found)
         newest = max(checkpoint.list_steps(directory.checkpoints))
         lost = directory.restore_metrics(found.step, found.meta)
+        lost += _find_damaged_files(directory, found.step)
+        directory.damage = lost
         if found.step < newest and not lost:
             lost = [f"the run goes back from step {newest:,} to {found.step:,}, to make what was damaged again"]
         return lost if is_there else [*lost, *loop.restore(found.step, found.arrays, found.meta["loop"])]
@@ -308,12 +310,54 @@ def _restore(config: RunConfig, loop: Loop, directory: RunDirectory) -> list[str
 
 
 def _find_checkpoint(directory: RunDirectory) -> checkpoint.Checkpoint | None:
-    """The newest checkpoint that metrics.jsonl goes with, so that all of it can be made again; else the newest."""
+    """The newest checkpoint after which all that is damaged can be made again; else the newest with whole metrics."""
+    with_metrics: list[int] = []
     for step, meta in checkpoint.read_metas(directory.checkpoints):
-        with contextlib.suppress(checkpoint.CheckpointError, KeyError, TypeError):
+        with contextlib.suppress(KeyError, TypeError):
             if directory.has_metrics_of(meta):
-                return checkpoint.load_latest(directory.checkpoints, step=step)
+                with_metrics.append(step)
+    whole = [step for step in with_metrics if not _find_damaged_files(directory, step)]
+    for step in (*whole, *with_metrics):
+        with contextlib.suppress(checkpoint.CheckpointError):
+            return checkpoint.load_latest(directory.checkpoints, step=step)
     return checkpoint.load_latest(directory.checkpoints)
+
+
+def _find_damaged_files(directory: RunDirectory, last: int) -> list[str]:
+    """What is damaged of the evaluations and of the best parameters up to a step, a sentence each."""
+    found = []
+    bad = [name for name in _list_evaluations(directory, last) if not _can_be_read(directory, name)]
+    if bad:
+        rest = f" and {len(bad) - 1:,} more files" if len(bad) > 1 else ""
+        found.append(f"evaluations/{bad[0]}.json{rest}: damaged or lost")
+    for step in checkpoint.list_steps(directory.best):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", checkpoint.CheckpointWarning)
+            try:
+                if step <= last:
+                    checkpoint.load_latest(directory.best, step=step)
+            except checkpoint.CheckpointError:
+                found.append(f"best: the parameters of step {step:,} are damaged")
+    return found
+
+
+def _list_evaluations(directory: RunDirectory, last: int) -> list[str]:
+    """The names of the evaluations up to a step: those whose files are there, and those of the metrics."""
+    names = {file.stem for file in (directory.path / "evaluations").glob("seed_*_step_*.json")}
+    if not names:  # somebody may have removed them all, or they were never kept
+        return []
+    kept = {name for name in names if not (step := name.rpartition("_")[2]).isdecimal() or int(step) <= last}
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # a damaged line, which is found elsewhere
+        for record in directory.read_metrics():
+            if "eval/mean_reward" in record and record["step"] <= last:
+                kept.add(evaluation_name(record["step"], record["seed"]))
+    return sorted(kept)
+
+
+def _can_be_read(directory: RunDirectory, evaluation: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return directory.read_evaluation(evaluation) is not None
+    return False
 
 
 def _describe_failure(reason: str, loop: Loop, directory: RunDirectory | None) -> NonFiniteTrainingError:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from qemrl.config.serialize import to_json
 from qemrl.extras import require_extra
 from qemrl.training.callbacks import Callback, CallbackError, Reason
+from qemrl.training.checkpoint import open_regular, parse_json
 from qemrl.training.config import RunConfig
 from qemrl.training.evaluation import Evaluation
 from qemrl.training.loops import Evaluator, Loop
@@ -64,7 +65,7 @@ class WandbCallback(Callback):
     @classmethod
     def read(cls, directory: RunDirectory) -> "WandbCallback | None":
         """The callback that a run was tracked with; None if it was not."""
-        stored = _read_stored(directory)
+        stored = read_stored(directory)
         if stored is None:
             return None
         options = (stored[name] for name in ("entity", "group", "tags", "mode"))
@@ -144,7 +145,7 @@ class WandbCallback(Callback):
 
     def _known_ids(self) -> dict[str, str]:
         """The W&B runs of this run, by seed, if it was tracked in the same project."""
-        stored = None if self.directory is None else _read_stored(self.directory)
+        stored = None if self.directory is None else read_stored(self.directory)
         if stored is None or (stored["project"], stored["entity"]) != (self.project, self.entity):
             return {}
         return stored["runs"]
@@ -164,6 +165,23 @@ class WandbCallback(Callback):
             self._runs[seed].log({"video": wandb.Video(str(path))}, step=self._loop.step)
 
 
-def _read_stored(directory: RunDirectory) -> dict[str, Any] | None:
+def read_stored(directory: RunDirectory) -> dict[str, Any] | None:
+    """How a run is tracked; None if it is not.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     file = directory.path / FILE
-    return json.loads(file.read_bytes()) if file.exists() else None
+    try:
+        with open_regular(file) as stream:
+            stored = parse_json(stream.read())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}; remove it, to go on without tracking") from error
+    match stored:
+        case {"project": str(), "entity": entity, "group": group, "tags": list(tags), "mode": mode, "runs": dict(runs)}:
+            texts = [each for each in (entity, group, mode) if each is not None]
+            if all(isinstance(each, str) for each in (*texts, *tags, *runs.values())):
+                return stored
+    raise ValueError(f"{file} is damaged: it names no project and runs; remove it, to go on without tracking")

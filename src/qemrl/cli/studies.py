@@ -293,8 +293,7 @@ def _complete_and_report(configs: "Sequence[RunConfig]", out: Path) -> None:
                 print(f"\nqemrl: {stop}; the state is saved, and the same command resumes it", file=sys.stderr)
                 sys.exit(128 + stop.signal_number)
         directories.append(directory)
-    with usage():
-        comparison = comparing.compare(directories)
+    comparison = comparing.compare(directories)
     for result in comparison.results:
         for loss in result.run.losses:
             print(f"note: {result.curve.label}: {loss}")

@@ -328,7 +328,7 @@ def test_steps_and_seeds_are_counted_before_anything_is_made_of_them(tmp_path):
     far = written(tmp_path / "far", {1: {1000: 1.0}})
     strip_checksums(far)
     record = json.loads((far.path / "config.json").read_text())
-    record["config"] |= {"steps": 2**53, "evaluate_every": 1}
+    record["config"] |= {"steps": 2 * 10**9, "evaluate_every": 1}
     (far.path / "config.json").write_text(json.dumps(record))
     found = read_runs(tmp_path)
     assert "num_seeds must be at most 10,000, got 300000000" in found.unreadable[0].reason

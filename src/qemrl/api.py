@@ -34,7 +34,7 @@ from qemrl.networks.torsos import register_network as register_network
 from qemrl.training import checkpoint as checkpoints
 from qemrl.training.callbacks import CallbackList, show_progress
 from qemrl.training.config import RunConfig, configure, missing_functions, read_config, require_complete
-from qemrl.training.evaluation import Evaluation, make_act
+from qemrl.training.evaluation import CutEpisodeWarning, Evaluation, describe_cut, make_act
 from qemrl.training.history import History, locate_checkpoint
 from qemrl.training.loops import (
     Evaluator,
@@ -245,8 +245,10 @@ class TrainableAgent:
         """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
-        returns, lengths = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
-        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), self.config.seed)
+        played = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
+        if played.cut:
+            warnings.warn(describe_cut(played, self.config.evaluation_max_steps), CutEpisodeWarning, stacklevel=2)
+        return played
 
     def evaluation_envs(self, count: int = 1, render: bool = False) -> HostEnvs:
         """New environments like those that evaluations are played in; close them after use."""

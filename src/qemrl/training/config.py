@@ -26,7 +26,7 @@ MOST_FRAMES = 255
 """How many frames an observation can stack: replay keeps that number in a byte."""
 
 
-SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "checkpoint_every")
+SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "evaluation_max_steps", "checkpoint_every")
 """The settings that a run may be resumed with others of."""
 
 
@@ -85,14 +85,20 @@ class RunConfig:
     frame_stack: int = 1
     """How many of the last observations (images or vectors of a Gymnasium environment) the agent sees at once."""
 
+    evaluation_max_steps: int = 100_000
+    """Agent steps after which an episode of an evaluation is cut, so that one without an end does not go on forever."""
+
     def __post_init__(self) -> None:
         if not self.env:
             raise ValueError("the name of the environment is empty; CartPole-v1 is one, for instance")
         if self.env_kwargs and self.is_compiled:
             raise ValueError(f"{self.env} takes no keyword arguments, got {dict(self.env_kwargs)!r}")
-        for name in ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes"):
+        counts = ("steps", "num_seeds", "num_envs", "log_every", "evaluate_every", "evaluation_episodes")
+        for name in (*counts, "evaluation_max_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.evaluation_max_steps >= 2**31:  # the compiled evaluation counts in 32 bits
+            raise ValueError(f"evaluation_max_steps must be less than 2³¹, got {self.evaluation_max_steps}")
         if not 0 <= self.seed <= 2**32 - self.num_seeds:
             raise ValueError(f"seeds must lie in [0, 2³²), got {self.seed}")
         unit = self.schedule.steps

@@ -83,7 +83,7 @@ def learn(task: Task, seed: int, steps: int, every: int, episodes: int) -> dict[
     for until in range(every, steps + 1, every):
         loop.advance(until, False, lambda: False)
         clock.stop()
-        returns, _ = evaluator.evaluate(loop.params(0), seed, until, episodes)
+        returns = evaluator.evaluate(loop.params(0), seed, until, episodes).returns
         clock.go_on(until, returns.tolist())
     loop.close()
     return clock.curve

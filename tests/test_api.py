@@ -1,11 +1,13 @@
 """The library in five calls."""
 
 import importlib
+import inspect
 import signal
 import sys
 import threading
 
 import gymnasium
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -189,3 +191,24 @@ def test_a_module_whose_extra_is_missing_names_it(monkeypatch, extra, module):
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ImportError, match=rf"{module} needs a package .*pip install 'qemrl\[{extra}\]'"):
         importlib.import_module(module)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": None}, "a preset is given by its name, such as 'qem-dqn', got None"),
+        ({"seed": 2.5}, r"seed must be a whole number, got 2\.5"),
+        ({"seed": True}, "seed must be a whole number, got True"),
+        ({"seed": 10**30}, "seed must be from 0 to 4294967295, got 1000"),
+        ({"overrides": 3}, "overrides must be a dict of values by name, got 3"),
+        ({"overrides": {3: 1}}, "overrides must have names for keys, got 3"),
+        ({"overrides": {"replay": {None: 1}}}, r"overrides\['replay'\] must have names for keys, got None"),
+        ({"overrides": {"replay": True}}, "replay"),
+        ({"env_kwargs": [1]}, r"env_kwargs must be a dict of values by name, got \[1\]"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_named(settings, message):
+    make = inspect.unwrap(qemrl.make)  # as outside of tests, where nothing checks types before it
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        make(**{"preset": "qr-dqn", "env": "jax/cartpole"} | settings)
+    assert not isinstance(raised.value, jaxtyping.TypeCheckError)

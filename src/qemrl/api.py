@@ -11,6 +11,7 @@ import signal
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from qemrl.networks.torsos import register_network as register_network
 from qemrl.training import checkpoint as checkpoints
 from qemrl.training.callbacks import CallbackList, show_progress
 from qemrl.training.config import RunConfig, configure, missing_functions, read_config, require_complete
-from qemrl.training.evaluation import Evaluation, make_act
+from qemrl.training.evaluation import CutEpisodeWarning, Evaluation, describe_cut, make_act
 from qemrl.training.history import History, locate_checkpoint
 from qemrl.training.loops import (
     Evaluator,
@@ -153,13 +154,15 @@ class TrainableAgent:
             KeyboardInterrupt: Ctrl-C; the agent is whole, can go on, and is saved if it has a run directory.
         """
         more: int = convert(steps, int, "steps")
-        if more < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
+        if not 1 <= more < 2**31 - self.steps:  # they are counted in 32 bits
+            raise ValueError(f"steps must be at least 1, and fewer than 2³¹ with those before, got {steps}")
         given = callback if isinstance(callback, list | tuple) else () if callback is None else (callback,)
         callbacks = CallbackList(given).callbacks
         asked = {"evaluate_every": evaluate_every, "evaluation_episodes": evaluation_episodes}
         settings = {name: convert(value, int, name) for name, value in asked.items() if value is not None}
         tracker = WandbCallback(wandb) if isinstance(wandb, str) else wandb
+        if tracker is not None and not isinstance(tracker, WandbCallback):
+            raise TypeError(f"wandb must be the name of a project or a WandbCallback, got {wandb!r}")
         if tensorboard:
             require_extra("tensorboard", "--tensorboard")
         loop = self._start()
@@ -210,7 +213,7 @@ class TrainableAgent:
 
     def _draw(self, batch: np.ndarray, masks: Any, seed: int) -> Any:
         view = View(batch, masks, np.zeros(len(batch), bool))
-        start, key = self.agent.init_actor(len(batch)), jax.random.key(seed)
+        start, key = self.agent.init_actor(len(batch)), jax.random.key(_require_whole(seed, "seed", 0, 2**32 - 1))
         if self.spec.box is None:
             return self._evaluator.act(self.params, start, view, np.int32(self.steps), np.int32(0), key)[0]
         late = np.int32(2**31 - 1)  # beyond the steps in which actions are drawn from the whole box
@@ -245,8 +248,10 @@ class TrainableAgent:
         """Play episodes with the exploration of evaluation; the same agent plays the same episodes."""
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, got {episodes}")
-        returns, lengths = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
-        return Evaluation(returns.astype(np.float64), lengths.astype(np.int64), self.config.seed)
+        played = self._evaluator.evaluate(self.params, self.config.seed, self.steps, episodes)
+        if played.cut:
+            warnings.warn(describe_cut(played, self.config.evaluation_max_steps), CutEpisodeWarning, stacklevel=2)
+        return played
 
     def evaluation_envs(self, count: int = 1, render: bool = False) -> HostEnvs:
         """New environments like those that evaluations are played in; close them after use."""
@@ -315,7 +320,10 @@ class TrainableAgent:
     def _actions(self, action: Any, single: bool, count: int) -> Shaped[np.ndarray, "batch ..."] | None:
         if action is None:
             return None
-        given = np.asarray(action, self.spec.action_dtype)
+        try:
+            given = np.asarray(action, self.spec.action_dtype)
+        except OverflowError as error:
+            raise ValueError(f"actions of {self.spec.id} are {self.spec.action_dtype}, got {action!r}") from error
         shape = self.spec.action_shape if single else (count, *self.spec.action_shape)
         if given.shape != shape:
             raise ValueError(f"expected actions of shape {shape}, as there are observations; got shape {given.shape}")
@@ -361,6 +369,11 @@ def make(
         env_kwargs: What the environment of an id, or the function, is called with.
         evaluation_env: An environment to evaluate in, or a function that makes one, where it is not like `env`.
     """
+    if not isinstance(preset, str):
+        raise TypeError(f"a preset is given by its name, such as 'qem-dqn', got {preset!r}")
+    _require_whole(seed, "seed", 0, 2**32 - 1)
+    _require_names(overrides or {}, "overrides")
+    _require_names(env_kwargs or {}, "env_kwargs")
     kwargs = dict(env_kwargs or {})
     if isinstance(env, str):
         if evaluation_env is not None:
@@ -401,6 +414,7 @@ def load(
         overrides: The functions that the agent was made with from Python, which no file keeps, by the settings that
             they were given as: {"network.torso": …}.
     """
+    _require_names(overrides or {}, "overrides")
     directory = RunDirectory(Path(path))
     config = _give_again(read_config(directory.config), flatten(overrides or {}))
     seed = config.seed if seed is None else seed
@@ -431,6 +445,27 @@ def load(
         )
     agent._loaded = _LoadedRun(directory.path, *found, obstacle, is_last=step is None)
     return agent
+
+
+def _require_whole(value: Any, name: str, least: int, most: int) -> int:
+    """A whole number between two others, which may be one of NumPy."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, got {number}")
+    return number
+
+
+def _require_names(settings: Any, name: str) -> None:
+    """Raise unless these are values by name, as are tables among them."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"{name} must be a dict of values by name, got {settings!r}")
+    for key, value in settings.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name} must have names for keys, got {key!r}")
+        if isinstance(value, Mapping):
+            _require_names(value, f"{name}[{key!r}]")
 
 
 def _give_again(config: RunConfig, functions: Mapping[str, Any]) -> RunConfig:

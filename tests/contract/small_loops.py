@@ -149,4 +149,4 @@ def _settings(config: AgentConfig, num_envs: int, evaluation_episodes: int) -> L
     schedule = make_step_schedule(
         num_envs, config.update_every, config.target_every, config.learning_starts, config.batch_size
     )
-    return LoopSettings(schedule, config.batch_size, config.clip_rewards, evaluation_episodes)
+    return LoopSettings(schedule, config.batch_size, config.clip_rewards, evaluation_episodes, 100_000)

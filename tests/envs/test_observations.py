@@ -122,7 +122,7 @@ def test_one_observation_several_and_stored_ones_are_encoded_the_same(space):
     objects = np.full(5, None, object)
     for place, each in enumerate(shown):
         objects[place] = each
-    np.testing.assert_array_equal(read_observations(objects, spec), stored)
+    np.testing.assert_array_equal(read_observations(objects, spec, np.arange(5)), stored)
 
 
 def test_wrong_observations_are_named():

@@ -103,7 +103,7 @@ def test_bad_probabilities(probs, message):
         (lambda: TailVariance(-1.0), "positive and finite, got -1.0"),
         (lambda: TailVariance(1.5, tail=0.6), "at most 0.5, got tail=0.6"),
         (lambda: BandVariance(1.5, 0.6, 0.4), "low=0.6, high=0.4"),
-        (lambda: BandVariance(float("inf"), 0.4, 0.6), "positive and finite, got inf"),
+        (lambda: BandVariance(float("inf"), 0.4, 0.6), "a variance must be finite, got inf"),
         (lambda: midpoints(0), "at least 1, got 0"),
         (lambda: crossing_rate([1.0]), "at least two quantiles, got 1"),
     ],

@@ -51,8 +51,7 @@ def find_exit_code(error: Exception) -> int | None:
     in_run = any(_is_in(frame, "qemrl.training.train") and frame.f_code.co_name == "advance_to_end" for frame in frames)
     if _is_of_environment(frames) or _is_out_of_memory(error):
         return HAD_TO_STOP if in_run else COULD_NOT_BEGIN
-    if isinstance(error, OSError):
-        return HAD_TO_STOP if in_run else COULD_NOT_BEGIN
+    from qemrl.envs.gym.interface import InterfaceError
     from qemrl.export import ExportError
     from qemrl.training.callbacks import CallbackError
     from qemrl.training.checkpoint import CheckpointError
@@ -60,6 +59,8 @@ def find_exit_code(error: Exception) -> int | None:
     from qemrl.training.run_directory import RunExistsError, RunLockedError, RunWriteError
     from qemrl.training.train import NonFiniteTrainingError
 
+    if isinstance(error, OSError | InterfaceError):
+        return HAD_TO_STOP if in_run else COULD_NOT_BEGIN
     if isinstance(error, MemoryShortageError | RunExistsError | RunLockedError):
         return COULD_NOT_BEGIN
     if isinstance(error, CallbackError | CheckpointError | ExportError | NonFiniteTrainingError | RunWriteError):

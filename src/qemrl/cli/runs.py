@@ -189,6 +189,7 @@ def evaluate(
                 **_summary(result.returns),
                 "returns": result.returns.tolist(),
                 "lengths": result.lengths.tolist(),
+                **({"cut": result.cut} if result.cut else {}),
             }
             for seed, result in zip(chosen, results, strict=True)
         ],
@@ -257,6 +258,9 @@ def _report(data: dict[str, Any], as_json: bool, filmed: bool, video: Path | Non
     for each in data["seeds"]:
         shown.add_row(str(each["seed"]), *(f"{each[name]:,.2f}" for name in ("mean", "std", "min", "max")))
     print_table(shown)
+    cut = sum(each.get("cut", 0) for each in data["seeds"])
+    if cut:
+        print(f"episodes that had not ended and were cut: {cut}")
     if filmed:
         print(f"wrote {video}")
 

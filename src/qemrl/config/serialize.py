@@ -174,7 +174,7 @@ def _read_record(data: dict[str, Any], registry: Registry, path: str) -> Any:
     try:
         return cls(**values)
     except ValueError as error:
-        raise ValueError(f"{_place(path)}: {error}") from error
+        raise ValueError(f"{path}: {error}" if path else str(error)) from error
 
 
 def _read_union(data: Any, annotation: Any, registry: Registry, path: str) -> Any:

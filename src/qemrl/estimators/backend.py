@@ -39,11 +39,20 @@ def namespace(array: Array) -> Any:
     return compat.array_namespace(array)
 
 
-def as_array(given: Any, name: str) -> Array:
-    """`given` as a floating-point array: arrays stay what they are, numbers and lists become NumPy float64."""
+def as_array(given: Any, name: str, axes: int = 1) -> Array:
+    """`given` as a floating-point array: arrays stay what they are, numbers and lists become NumPy float64.
+
+    It must have so many axes at least.
+    """
+    # What is right already is recognized first; a compiler of PyTorch could not follow further than that.
+    if isinstance(given, np.ndarray):
+        if given.dtype.kind == "f" and given.ndim >= axes:
+            return given
+    elif is_torch(given) and given.dtype.is_floating_point and given.ndim >= axes:
+        return given
     data: Array = given if isinstance(given, np.ndarray) or compat.is_array_api_obj(given) else np.asarray(given)
-    if data.ndim == 0:
-        raise ValueError(f"{name} need at least one axis, got {data}")
+    if data.ndim < axes:
+        raise ValueError(f"{name} need at least {'one axis' if axes == 1 else f'{axes} axes'}, got {data}")
     if isinstance(data, np.ndarray) and data.dtype.kind == "f":
         return data
     xp = namespace(data)

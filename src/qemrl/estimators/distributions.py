@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -47,6 +48,13 @@ class Distribution:
 
         mean = moment(1, 0.0)
         return Distribution(name, quantile, sparsity, mean, math.sqrt(moment(2, mean)))
+
+
+def require_distribution(value: Any) -> Distribution:
+    """A distribution, and nothing else; ValueError otherwise."""
+    if isinstance(value, Distribution):
+        return value
+    raise ValueError(f"a distribution is one of qemrl.DISTRIBUTIONS or a qemrl.Distribution, got {value!r}")
 
 
 def normal_mixture(weights: tuple[float, ...], means: tuple[float, ...], stds: tuple[float, ...]) -> Distribution:

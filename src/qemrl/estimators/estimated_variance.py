@@ -9,14 +9,14 @@ neighbors below and noisy to those above, and the fit then follows chance: on tw
 doubles. Hence an EMA network, a twin, other heads.
 """
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
+from qemrl.estimators.inputs import check_levels, require_callable, require_count, require_number
 from qemrl.estimators.variance import TailVariance, VarianceModel
 
 FLOOR = 1e-6
@@ -72,12 +72,12 @@ class EstimatedVariance(Protocol):
 
 
 def _require_share(shrinkage: float) -> None:
-    if not 0 <= shrinkage <= 1:
+    if not 0 <= require_number(shrinkage, "shrinkage") <= 1:
         raise ValueError(f"shrinkage must be between 0 and 1, got {shrinkage}")
 
 
 def _require_power(power: float) -> None:
-    if not (math.isfinite(power) and power > 0):
+    if require_number(power, "power") <= 0:
         raise ValueError(f"power must be positive and finite, got {power}")
 
 
@@ -96,8 +96,8 @@ class DecayingVariance:
 
     def __post_init__(self) -> None:
         _require_power(self.power)
-        if self.over_steps < 1:
-            raise ValueError(f"over_steps must be at least 1, got {self.over_steps}")
+        require_count(self.over_steps, "over_steps")
+        require_callable(self.initial, "initial", "a function from levels to variances")
 
     needs = ("step",)
     full = False
@@ -107,7 +107,8 @@ class DecayingVariance:
     ) -> Float[Array, "*shared n"]:
         """The variances at this time."""
         del rising
-        step = backend.scalar(variance_inputs.step, levels)
+        levels = check_levels(levels)
+        step = backend.scalar(_take(variance_inputs, "step", levels, axes=0), levels)
         return 1 + (self.initial(levels) - 1) * (1 + step / self.over_steps) ** -self.power
 
 
@@ -123,6 +124,7 @@ class CountedVariance:
 
     def __post_init__(self) -> None:
         _require_power(self.power)
+        require_callable(self.initial, "initial", "a function from levels to variances")
 
     needs = ("visits",)
     full = False
@@ -131,7 +133,8 @@ class CountedVariance:
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Float[Array, "*batch n"]:
         del rising
-        visits = backend.like(variance_inputs.visits, levels, "visits")[..., None]
+        levels = check_levels(levels)
+        visits = _take(variance_inputs, "visits", levels, axes=0)[..., None]
         levels, visits = _align(levels, visits)
         return 1 + (self.initial(levels) - 1) * (visits + 1) ** -self.power
 
@@ -162,12 +165,11 @@ class SparsityVariance:
 
     def __post_init__(self) -> None:
         _require_share(self.shrinkage)
-        if self.power not in (1, 2):
+        if require_number(self.power, "power") not in (1, 2):
             raise ValueError(f"power must be 1 (constant step) or 2 (sample quantiles), got {self.power!r}")
-        if self.source not in ("ema", "twin"):
+        if not isinstance(self.source, str) or self.source not in ("ema", "twin"):
             raise ValueError(f"source must be 'ema' or 'twin', got {self.source!r}")
-        if self.reach < 1:
-            raise ValueError(f"reach must be at least 1, got {self.reach}")
+        require_count(self.reach, "reach")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -176,7 +178,8 @@ class SparsityVariance:
     def estimate(
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
-        levels, values = _align(levels, backend.like(getattr(variance_inputs, self.source), levels, self.source))
+        levels = check_levels(levels)
+        levels, values = _align(levels, _take(variance_inputs, self.source, levels))
         slopes = slope(values, levels, self.reach, rising)
         if not self.full:
             return shrink(levels * (1 - levels) * slopes**self.power, self.shrinkage)
@@ -210,7 +213,8 @@ class HeadsVariance:
         self, levels: Float[Array, "*shared n"], variance_inputs: VarianceInputs, rising: bool = False
     ) -> Variances:
         del rising
-        heads = backend.like(variance_inputs.heads, levels, "heads")
+        levels = check_levels(levels)
+        heads = _take(variance_inputs, "heads", levels, axes=2)
         if heads.shape[-2] < 2:
             raise ValueError(f"heads disagree if there are at least two, got {heads.shape[-2]}")
         xp = namespace(heads)
@@ -244,8 +248,9 @@ class ResidualVariance:
     ) -> Variances:
         """V for each distribution, or one for all."""
         del rising
-        levels, curvature = _align(levels, backend.like(variance_inputs.curvature, levels, "curvature"))
-        innovations = backend.like(variance_inputs.innovations, levels, "innovations")
+        levels = check_levels(levels)
+        innovations = _take(variance_inputs, "innovations", levels, axes=1 + self.full)
+        levels, curvature = _align(levels, _take(variance_inputs, "curvature", levels))
         innovations = backend.add_axes(innovations, curvature.ndim + self.full)
         xp = namespace(levels)
         mean = xp.mean(curvature, axis=-1, keepdims=True)
@@ -253,6 +258,29 @@ class ResidualVariance:
         if self.full:
             return shrink_matrix(innovations / (curvature[..., :, None] + curvature[..., None, :]), self.shrinkage)
         return shrink(innovations / curvature, self.shrinkage)
+
+
+def _take(variance_inputs: VarianceInputs, name: str, levels: Array, axes: int = 1) -> Array:
+    """A field of what V is estimated from, in the library of the levels; its last axes count them, if it has any."""
+    given = require_variance_inputs(variance_inputs, (name,))[VarianceInputs._fields.index(name)]
+    array = backend.like(backend.as_array(given, name, axes), levels, name)
+    if axes and any(size != levels.shape[-1] for size in array.shape[-1:]):
+        raise ValueError(f"{name} of shape {tuple(array.shape)} for {levels.shape[-1]} levels")
+    return array
+
+
+def require_variance_inputs(given: Any, needs: tuple[str, ...], model: str = "the model") -> VarianceInputs:
+    """What V is estimated from, if all that is needed is there; ValueError otherwise."""
+    if given is not None and not isinstance(given, VarianceInputs):
+        raise ValueError(f"variance_inputs must be qemrl.VarianceInputs(...), got {given!r}")
+    found = VarianceInputs() if given is None else given
+    missing = [name for name in needs if getattr(found, name) is None]
+    if missing:
+        raise ValueError(
+            f"{model} estimates V from {' and '.join(missing)}: give "
+            f"variance_inputs=VarianceInputs({', '.join(f'{name}=...' for name in missing)})"
+        )
+    return found
 
 
 def _align(levels: Float[Array, "*shared n"], other: Array) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
-from qemrl.estimators.estimated_variance import EstimatedVariance, VarianceInputs
+from qemrl.estimators.estimated_variance import EstimatedVariance, VarianceInputs, require_variance_inputs
 from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
 from qemrl.estimators.least_squares import correlated_weights, fixed_weights, sampled_mean_weights, sampled_weights
 from qemrl.estimators.variance import ConstantVariance, SpacingVariance, VarianceModel
@@ -265,14 +265,9 @@ class QEM:
 
     def _add_inputs(self, known: Levels, variance_inputs: VarianceInputs | None, model: Array | None = None) -> Levels:
         """The levels as they are, or where V is estimated with what it is estimated from, and not fixed."""
-        missing = [name for name in self.needs if variance_inputs is None or getattr(variance_inputs, name) is None]
-        if missing:
-            raise ValueError(
-                f"{type(self.variance).__name__} estimates V from {' and '.join(missing)}: "
-                f"give variance_inputs=VarianceInputs({', '.join(f'{name}=...' for name in missing)})"
-            )
         if not self.needs:
             return known
+        variance_inputs = require_variance_inputs(variance_inputs, self.needs, type(self.variance).__name__)
         if not known.fixed:
             return known._replace(variance_inputs=variance_inputs)
         rank = 1 if model is None else model.ndim

@@ -4,14 +4,21 @@ Shapes are checked always. Numbers are checked when they can be read: not inside
 would mean waiting for an accelerator.
 """
 
+import contextlib
+import math
 import warnings
 from functools import lru_cache
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array
+
+MOST = 2**31 - 1
+"""How many quantiles there can be."""
 
 
 class Levels(NamedTuple):
@@ -58,6 +65,63 @@ def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None)
     model = backend.promote(levels) if model is None else model
     probs = None if probs is None else backend.like(probs, model, "probs")
     return Levels(backend.like(levels, model, "levels"), probs, fixed=False)
+
+
+def check_levels(levels: Any) -> Array:
+    """Levels, at least one, in [0, 1] where they can be read."""
+    levels = backend.as_array(levels, "levels")
+    if levels.shape[-1] < 1:
+        raise ValueError(f"there must be at least one level, got the shape {tuple(levels.shape)}")
+    _require_levels(levels)
+    return levels
+
+
+def read_numbers(given: Any, name: str) -> Float[np.ndarray, "..."]:
+    """Finite numbers of any library that can be read, in NumPy float64."""
+    array = backend.as_array(given, name)
+    if not backend.is_on_host(array):
+        raise ValueError(f"{name} must be numbers that can be read here, got a {type(array).__name__}")
+    _require(array, name, "must be finite", np.isfinite)
+    return backend.read(array)
+
+
+def read_inner_levels(given: Any) -> Float[np.ndarray, "*batch n"]:
+    """Levels between 0 and 1, where quantiles and their slopes are finite, in NumPy float64."""
+    levels = read_numbers(given, "levels")
+    if levels.shape[-1] < 1:
+        raise ValueError(f"there must be at least one level, got the shape {levels.shape}")
+    _require(levels, "levels", "must lie between 0 and 1", lambda x: (x > 0) & (x < 1))
+    return levels
+
+
+def require_number(value: Any, name: str) -> float:
+    """A finite number, and no array or text; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    number = math.inf
+    with contextlib.suppress(OverflowError):  # whole numbers can be larger than floating-point ones
+        number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return number
+
+
+def require_count(value: Any, name: str) -> int:
+    """A whole number from 1 to what an array can be long; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    count = int(value)
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    if count > MOST:
+        raise ValueError(f"{name} must be at most {MOST}, got {count}")
+    return count
+
+
+def require_callable(value: Any, name: str, what: str) -> None:
+    """Raise ValueError unless a value can be called."""
+    if not callable(value):
+        raise ValueError(f"{name} must be {what}, got {value!r}")
 
 
 def _is_constant(array: Array) -> bool:

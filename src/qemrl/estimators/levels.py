@@ -5,12 +5,14 @@ last axis of `shape` counts levels, the axes before it are independent draws.
 """
 
 import sys
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from qemrl.estimators.backend import Array, namespace
+from qemrl.estimators.backend import Array, is_jax, namespace
+from qemrl.estimators.inputs import MOST, require_count
 
 Shape = int | tuple[int, ...]
 
@@ -24,17 +26,18 @@ class CumulativeLevels(NamedTuple):
 
 def midpoints(num_quantiles: int) -> Float[np.ndarray, " n"]:
     """The levels (2i − 1) / 2N of QR-DQN, i = 1 … N, in float64."""
-    if num_quantiles < 1:
-        raise ValueError(f"the number of quantiles must be at least 1, got {num_quantiles}")
-    return (np.arange(num_quantiles) + 0.5) / num_quantiles
+    count = require_count(num_quantiles, "the number of quantiles")
+    return (np.arange(count) + 0.5) / count
 
 
 def uniform_levels(source: Any, shape: Shape, dtype: Any = None) -> Float[Array, "..."]:
     """Independent uniform levels (IQN)."""
     shape = _as_shape(shape)
     if isinstance(source, np.random.Generator):
-        return source.random(shape, dtype=np.dtype(dtype or np.float64).type)
-    jax = sys.modules["jax"]  # whoever holds a key has imported it
+        return source.random(shape, dtype=np.dtype(np.float64 if dtype is None else dtype).type)
+    if not is_jax(source):
+        raise ValueError(f"randomness comes from a numpy.random.Generator or a JAX key, got {source!r}")
+    jax = sys.modules["jax"]
     return jax.random.uniform(source, shape, dtype=dtype or float)
 
 
@@ -70,7 +73,9 @@ def cumulative_levels(source: Any, shape: Shape, dtype: Any = None) -> Cumulativ
 
 
 def _as_shape(shape: Shape) -> tuple[int, ...]:
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if not shape or shape[-1] < 1:
+    if isinstance(shape, tuple | list) and not shape:
         raise ValueError(f"the number of levels must be at least 1, got the shape {shape}")
-    return shape
+    *batch, count = shape if isinstance(shape, tuple | list) else (shape,)
+    if any(isinstance(size, bool) or not isinstance(size, Integral) or not 0 <= size <= MOST for size in batch):
+        raise ValueError(f"the shape of levels must be a whole number or a tuple of them, got {shape!r}")
+    return (*map(int, batch), require_count(count, "the number of levels"))

@@ -11,7 +11,14 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl.estimators.backend import Array
-from qemrl.estimators.distributions import Distribution
+from qemrl.estimators.distributions import Distribution, require_distribution
+from qemrl.estimators.inputs import (
+    read_inner_levels,
+    read_numbers,
+    require_callable,
+    require_count,
+    require_number,
+)
 from qemrl.estimators.variance import ConstantVariance, VarianceModel
 
 
@@ -23,6 +30,7 @@ class Noise(Protocol):
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors."""
+        weights = read_numbers(weights, "weights")
         products = np.einsum("...ij,...j->...i", self.covariance(distribution, levels), weights)
         return np.einsum("...i,...i->...", weights, products)
 
@@ -40,18 +48,22 @@ class IndependentNoise(Noise):
     variance: VarianceModel = ConstantVariance()
     """The variance of the error at each level."""
 
+    def __post_init__(self) -> None:
+        require_callable(self.variance, "variance", "a function from levels to variances")
+
     def error_variance(
         self, weights: Float[np.ndarray, "*batch n"], distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[Array, "*batch"]:
         """The variance of Σ weights · errors; no matrix is formed, and the distribution does not matter."""
         del distribution
-        return np.sum(weights**2 * self.variance(levels), axis=-1)
+        return np.sum(read_numbers(weights, "weights") ** 2 * self.variance(read_inner_levels(levels)), axis=-1)
 
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`; the distribution does not matter."""
         del distribution
+        levels = read_inner_levels(levels)
         variances = self.variance(levels) + 0 * levels
         return variances[..., None] * np.eye(levels.shape[-1])
 
@@ -63,11 +75,15 @@ class SampleQuantileNoise(Noise):
     num_samples: int = 1
     """n, the number of returns."""
 
+    def __post_init__(self) -> None:
+        require_count(self.num_samples, "num_samples")
+
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in 1/n."""
-        sparsity = distribution.sparsity(levels)
+        levels = read_inner_levels(levels)
+        sparsity = require_distribution(distribution).sparsity(levels)
         return _bridge(levels) * sparsity[..., :, None] * sparsity[..., None, :] / self.num_samples
 
 
@@ -78,11 +94,16 @@ class SGDNoise(Noise):
     step: float = 1.0
     """a, the step size."""
 
+    def __post_init__(self) -> None:
+        if require_number(self.step, "step") <= 0:
+            raise ValueError(f"step must be positive, got {self.step}")
+
     def covariance(
         self, distribution: Distribution, levels: Float[np.ndarray, "*batch n"]
     ) -> Float[np.ndarray, "*batch n n"]:
         """The covariance matrix of the errors at `levels`, to first order in the step."""
-        density = 1 / distribution.sparsity(levels)
+        levels = read_inner_levels(levels)
+        density = 1 / require_distribution(distribution).sparsity(levels)
         return self.step * _bridge(levels) / (density[..., :, None] + density[..., None, :])
 
 

@@ -26,7 +26,7 @@ from scipy import special
 from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.estimator import Content, EmpiricalMean
-from qemrl.estimators.inputs import read_levels, read_sample
+from qemrl.estimators.inputs import read_levels, read_sample, require_number
 
 SMALLEST_EXPONENT = 0.3
 """Of CPW. Below about 0.2792 its β is not increasing, and just above that hardly so."""
@@ -131,8 +131,7 @@ class Wang(_LinearMeasure):
     """Negative is risk-averse, zero is the mean, positive is risk-seeking."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.shift):
-            raise ValueError(f"shift must be finite, got {self.shift}; negative is risk-averse")
+        require_number(self.shift, "shift")
 
     def _share_below(self, cells: _Cells) -> Boundaries:
         scores = backend.ndtri(_inside(cells.ends))
@@ -152,7 +151,7 @@ class CPW(_LinearMeasure):
     """η, from 0.3 to 1, which is the mean."""
 
     def __post_init__(self) -> None:
-        if not SMALLEST_EXPONENT <= self.exponent <= 1:
+        if not SMALLEST_EXPONENT <= require_number(self.exponent, "exponent") <= 1:
             raise ValueError(
                 f"exponent must be from {SMALLEST_EXPONENT} to 1 (the mean), where the distortion is safely "
                 f"increasing, got {self.exponent}"
@@ -174,8 +173,7 @@ class MeanStd:
     needs = ()
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.penalty):
-            raise ValueError(f"penalty must be finite, got {self.penalty}; positive is risk-averse")
+        require_number(self.penalty, "penalty")
 
     def mean(self, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
         """The number to maximize in the place of Q; its gradient is finite also where all values are equal."""
@@ -267,5 +265,5 @@ def _logistic(x: Array) -> tuple[Array, Array]:
 
 
 def _require_level(level: float) -> None:
-    if not 0 < level <= 1:
+    if not 0 < require_number(level, "level") <= 1:
         raise ValueError(f"level must be above 0 and at most 1, got {level}")

@@ -5,20 +5,20 @@ of `levels`. Only ratios matter: twice the variances give the same estimate. It 
 frozen dataclasses are), because weights for fixed levels are computed once and cached.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
 
 from qemrl.estimators.backend import Array, namespace
+from qemrl.estimators.inputs import check_levels, require_number
 
 VarianceModel = Callable[[Float[Array, "*batch n"]], Float[Array, "*batch n"]]
 """A pure, hashable function from levels to the error variance of the quantile at each."""
 
 
 def _require_positive(value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
+    if require_number(value, "a variance") <= 0:
         raise ValueError(f"a variance must be positive and finite, got {value}")
 
 
@@ -33,6 +33,7 @@ class ConstantVariance:
         _require_positive(self.value)
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        levels = check_levels(levels)
         return namespace(levels).full_like(levels, self.value)
 
 
@@ -51,10 +52,11 @@ class TailVariance:
 
     def __post_init__(self) -> None:
         _require_positive(self.value)
-        if not 0 < self.tail <= 0.5:
+        if not 0 < require_number(self.tail, "tail") <= 0.5:
             raise ValueError(f"a tail reaches from 0 to at most 0.5, got tail={self.tail}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        levels = check_levels(levels)
         inside = (levels > self.tail) & (levels < 1 - self.tail)
         return _choose(inside, 1.0, self.value, levels)
 
@@ -77,10 +79,11 @@ class BandVariance:
 
     def __post_init__(self) -> None:
         _require_positive(self.value)
-        if not 0 <= self.low < self.high <= 1:
+        if not 0 <= require_number(self.low, "low") < require_number(self.high, "high") <= 1:
             raise ValueError(f"a band needs 0 ≤ low < high ≤ 1, got low={self.low}, high={self.high}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        levels = check_levels(levels)
         inside = (levels >= self.low) & (levels <= self.high)
         return _choose(inside, self.value, 1.0, levels)
 
@@ -99,10 +102,11 @@ class SpacingVariance:
     """How much the cells count."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.power) and self.power >= 0):
+        if require_number(self.power, "power") < 0:
             raise ValueError(f"a larger cell must not count less: power must not be negative, got {self.power}")
 
     def __call__(self, levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        levels = check_levels(levels)
         return (levels.shape[-1] * cells(levels)) ** -self.power
 
 
@@ -111,6 +115,7 @@ def cells(levels: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
 
     By comparing all pairs: for the few dozen levels that agents draw, this is faster than sorting.
     """
+    levels = check_levels(levels)
     xp = namespace(levels)
     own, other = levels[..., :, None], levels[..., None, :]
     # The mirror images beyond 0 and 1 are farther away than any level.

@@ -89,7 +89,7 @@ def _play(agent: TrainableAgent, envs: HostEnvs, seed: int, render: bool) -> Ite
     observation, mask = envs.reset(seed)
     count, ended = 0, False
     first = np.ones(1, bool)
-    while not ended:
+    while not ended and count < agent.config.evaluation_max_steps:
         view = View(observation, mask, first)
         actions, actor, q = act(params, actor, view, np.int32(agent.steps), np.int32(count), key)
         frame = _render(envs) if render else None

@@ -91,7 +91,7 @@ class Linear(_Buffers):
         Raises:
             ValueError: The levels do not lie in [0, 1], or are too few.
         """
-        if not hasattr(statistic, "weights"):
+        if isinstance(statistic, type) or not hasattr(statistic, "weights"):
             raise ValueError(f"{type(statistic).__name__} is not a weighted sum of quantiles; use make_module")
         known = _read_levels(levels, probs, statistic.min_quantiles)
         row = np.asarray(statistic.weights(known.levels, known.probs))[0]
@@ -225,12 +225,18 @@ class Implicit(nn.Module):
             ValueError: V is estimated while learning, which a module does not do.
         """
         super().__init__()
+        if isinstance(statistic, type) or not callable(getattr(statistic, "mean", None)):
+            raise ValueError(f"expected an estimator or a risk measure such as qemrl.QEM(), got {statistic!r}")
         if isinstance(statistic, estimators.QEM):
             _require_fixed_variance(statistic)
         self.statistic = statistic
 
     def forward(self, values: Tensor, levels: Tensor, probs: Tensor | None = None) -> Tensor:
         """The statistic of values (*batch, n)."""
+        _require_tensor(values, "values")
+        _require_tensor(levels, "levels")
+        if probs is not None:
+            _require_tensor(probs, "probs")
         if levels.shape[-1] != values.shape[-1]:
             shapes = f"(shapes {tuple(values.shape)} and {tuple(levels.shape)})"
             raise ValueError(f"{values.shape[-1]} values for {levels.shape[-1]} levels {shapes}")
@@ -297,6 +303,7 @@ def make_module(statistic: Statistic, levels: LevelsOrCount = None, probs: Any =
 
 def left_truncated_std(values: Tensor) -> Tensor:
     """DLTV's σ₊ = (1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})²)^½ of values (*batch, n), which are put in order first."""
+    _require_tensor(values, "values")
     ordered = values.sort(dim=-1).values
     median = ordered[..., (values.shape[-1] - 1) // 2, None]
     return ((ordered - median).clamp_min(0) ** 2).mean(-1).div(2).sqrt()
@@ -321,7 +328,14 @@ def _read_levels(levels: LevelsOrCount, probs: Any, order: int) -> Any:
     return known
 
 
+def _require_tensor(given: Any, name: str) -> None:
+    if not isinstance(given, Tensor) or given.ndim == 0 or not given.dtype.is_floating_point:
+        what = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else repr(given)
+        raise ValueError(f"{name} must be a tensor of floating-point numbers with at least one axis, got {what}")
+
+
 def _require_count(values: Tensor, weights: Tensor) -> None:
+    _require_tensor(values, "values")
     if values.shape[-1] != weights.shape[0]:
         raise ValueError(f"made for {weights.shape[0]} quantiles, got values of the shape {tuple(values.shape)}")
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.jax.env import JaxEnv, autoreset_step
 from qemrl.replay.device import DeviceReplay
-from qemrl.training.evaluation import play_in_jax_env
+from qemrl.training.evaluation import Played, play_in_jax_env
 from qemrl.training.pytrees import flatten, unflatten
 from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never, read_schedules
 from qemrl.types import Step
@@ -165,7 +165,7 @@ class CompiledLoop:
         return Counts(jnp.int32(steps), jnp.int32(updates), jnp.int32(self.schedule.vector_steps))
 
     def _records(self, results: Any, evaluate: bool) -> list[Record]:
-        accumulator, metrics, (returns, lengths) = jax.device_get((self.state.accumulator, *results))
+        accumulator, metrics, played = jax.device_get((self.state.accumulator, *results))
         now = read_schedules(self.agent, self.schedule, self.step)
         records = []
         for index, seed in enumerate(self.seeds):
@@ -173,7 +173,7 @@ class CompiledLoop:
             record: Record = {"step": self.step, "seed": seed, **sums.summarize(), **now}
             record |= {tag: float(value[index]) for tag, value in metrics.items()}
             if evaluate:
-                record |= {"eval/returns": returns[index].tolist(), "eval/lengths": lengths[index].tolist()}
+                record |= Played(*(each[index] for each in played)).as_record()
             records.append(record)
         return records
 
@@ -222,13 +222,14 @@ class CompiledLoop:
         observation = jax.vmap(lambda replay: self._recent(replay, counts.vector_steps))(state.replay)
         metrics = jax.vmap(self.agent.metrics)(params, observation)
         episodes = self.settings.evaluation_episodes
-        play = jax.vmap(partial(play_in_jax_env, self.agent, self.env, episodes=episodes), in_axes=(0, 0, None))
+        limits = {"episodes": episodes, "max_steps": self.settings.evaluation_max_steps}
+        play = jax.vmap(partial(play_in_jax_env, self.agent, self.env, **limits), in_axes=(0, 0, None))
         step = counts.vector_steps * self.schedule.num_envs
         shape = (len(self.seeds), episodes)
         played = jax.lax.cond(
             evaluate,
             lambda: play(keys, params, step),
-            lambda: (jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32)),
+            lambda: Played(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool)),
         )
         return state, (metrics, played)
 

@@ -34,13 +34,14 @@ LARGEST = {
     "num_seeds": 10_000,
     "num_envs": 100_000,
     "evaluation_episodes": 100_000,
+    "evaluation_max_steps": LARGEST_COUNT,
 }
 """How many there can be at most, at least one of each; evaluations play their episodes side by side."""
 
 LARGEST_ASYNCHRONOUS = 1_000
 """How many environments can each have a process."""
 
-SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "checkpoint_every")
+SCHEDULE = ("steps", "log_every", "evaluate_every", "evaluation_episodes", "evaluation_max_steps", "checkpoint_every")
 """The settings that a run may be resumed with others of."""
 
 
@@ -98,6 +99,9 @@ class RunConfig:
 
     frame_stack: int = 1
     """How many of the last observations (images or vectors of a Gymnasium environment) the agent sees at once."""
+
+    evaluation_max_steps: int = 100_000
+    """Agent steps after which an episode of an evaluation is cut, so that one without an end does not go on forever."""
 
     def __post_init__(self) -> None:
         if not self.env:

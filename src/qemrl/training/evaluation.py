@@ -27,6 +27,9 @@ class Evaluation(NamedTuple):
     seed: int = 0
     """That of the agent that played them."""
 
+    cut: int = 0
+    """How many of them were cut after `evaluation_max_steps`, and count as they were then."""
+
     @property
     def mean(self) -> float:
         """The mean return."""
@@ -36,6 +39,41 @@ class Evaluation(NamedTuple):
     def std(self) -> float:
         """The standard deviation of the returns."""
         return float(self.returns.std())
+
+
+class Played(NamedTuple):
+    """Episodes as they come out of environments, compiled or not."""
+
+    returns: Float[Array | np.ndarray, "*seeds episodes"]
+    lengths: Int[Array | np.ndarray, "*seeds episodes"]
+    cut: Bool[Array | np.ndarray, "*seeds episodes"]
+    """Which of them had not ended."""
+
+    def as_evaluation(self, seed: int) -> Evaluation:
+        """The same, of one seed, in the host's memory."""
+        return Evaluation(
+            np.asarray(self.returns, np.float64), np.asarray(self.lengths, np.int64), seed, int(np.sum(self.cut))
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """The same, of one seed, by tag."""
+        return {
+            "eval/returns": self.returns.tolist(),
+            "eval/lengths": self.lengths.tolist(),
+            "eval/cut": int(np.sum(self.cut)),
+        }
+
+
+class CutEpisodeWarning(UserWarning):
+    """Episodes of an evaluation were cut."""
+
+
+def describe_cut(evaluation: Evaluation, max_steps: int) -> str:
+    """What is to be known where episodes of an evaluation were cut."""
+    return (
+        f"{evaluation.cut} of {len(evaluation.returns)} evaluation episodes had not ended after {max_steps:,} steps "
+        "and were cut there; they count with the return that they had (evaluation_max_steps moves the limit)"
+    )
 
 
 def make_act(agent: Agent, evaluating: bool) -> Act:
@@ -56,9 +94,10 @@ def play_in_host_envs(
     envs: HostEnvs,
     keys: Keys,
     step: int,
+    max_steps: int,
     watch: Callable[[HostEnvs], bool] = lambda _: True,
-) -> tuple[Float[np.ndarray, " envs"], Int[np.ndarray, " envs"]]:
-    """Returns and lengths of an episode in each environment, played side by side.
+) -> Played:
+    """An episode in each environment, played side by side.
 
     Args:
         act: Of `make_act`, in evaluation.
@@ -67,13 +106,14 @@ def play_in_host_envs(
         envs: Where; they are reset.
         keys: The randomness of the seed.
         step: How many steps were learned for; other episodes are played after other numbers of them.
+        max_steps: Where episodes are cut.
         watch: Called before each step; False ends all episodes there.
     """
     key = jax.random.fold_in(keys.evaluate, step)
     observation, mask = envs.reset(int(jax.random.bits(key, (), "uint32")))
     returns, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, np.int64)
     running, count = np.ones(envs.num_envs, bool), 0
-    while running.any() and watch(envs):
+    while count < max_steps and running.any() and watch(envs):
         view = View(observation, mask, lengths == 0)
         actions, actor = act(params, actor, view, np.int32(step), np.int32(count), key)
         result = envs.step(np.asarray(actions))
@@ -81,7 +121,7 @@ def play_in_host_envs(
         lengths += running
         running &= ~result.ended
         observation, mask, count = result.observation, result.mask, count + 1
-    return returns, lengths
+    return Played(returns, lengths, running)
 
 
 class EvaluationState(NamedTuple):
@@ -97,14 +137,14 @@ class EvaluationState(NamedTuple):
 
 
 def play_in_jax_env(
-    agent: Agent, env: JaxEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int
-) -> tuple[Float[Array, " episodes"], Int[Array, " episodes"]]:
-    """Returns and lengths of episodes, played side by side until the last of them has ended; may be compiled."""
+    agent: Agent, env: JaxEnv, keys: Keys, params: Any, step: Int[Array, ""], episodes: int, max_steps: int
+) -> Played:
+    """Episodes, played side by side until the last of them has ended or is cut; may be compiled."""
     start_key, play_key = jax.random.split(jax.random.fold_in(keys.evaluate, step))
     states, observation = jax.vmap(env.reset)(jax.random.split(start_key, episodes))
 
     def is_running(now: EvaluationState) -> Bool[Array, ""]:
-        return ~jnp.all(now.ended)
+        return (now.steps < max_steps) & ~jnp.all(now.ended)
 
     def play(now: EvaluationState) -> EvaluationState:
         mask = jax.vmap(env.mask)(now.states) if env.spec.has_mask else None
@@ -133,4 +173,4 @@ def play_in_jax_env(
         steps=jnp.int32(0),
     )
     end = jax.lax.while_loop(is_running, play, start)
-    return end.returns, end.lengths
+    return Played(end.returns, end.lengths, ~end.ended)

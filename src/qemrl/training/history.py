@@ -56,7 +56,8 @@ class History(Callback):
             played = directory.read_evaluation(evaluation_name(record["step"], record["seed"]))
             if played is not None:
                 returns, lengths = np.asarray(played["returns"], np.float64), np.asarray(played["lengths"], np.int64)
-                self.evaluations[record["step"], record["seed"]] = Evaluation(returns, lengths, record["seed"])
+                evaluation = Evaluation(returns, lengths, record["seed"], played.get("cut", 0))
+                self.evaluations[record["step"], record["seed"]] = evaluation
 
     def write(self, directory: RunDirectory, loop: Loop) -> None:
         """Put all of it into a run directory, with a checkpoint."""

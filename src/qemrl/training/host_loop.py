@@ -17,7 +17,7 @@ from qemrl.agents.agent import AgentState, InspectableAgent, View
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.envs.gym.spaces import NonFiniteError
 from qemrl.replay.host import HostReplay
-from qemrl.training.evaluation import make_act, play_in_host_envs
+from qemrl.training.evaluation import Played, make_act, play_in_host_envs
 from qemrl.training.pytrees import flatten, unflatten
 from qemrl.training.schedule import Accumulator, Keys, LoopSettings, Record, Stop, never, read_schedules
 from qemrl.types import Actions, Batch, Step
@@ -90,8 +90,7 @@ class HostLoop:
             self._iterate()
         record = {"step": self.step, "seed": self.seed, **self._summarize()}
         if evaluate:
-            returns, lengths = self._evaluate()
-            record |= {"eval/returns": returns.tolist(), "eval/lengths": lengths.tolist()}
+            record |= self._evaluate().as_record()
         if not keep_sums:
             self.accumulator = Accumulator.empty()
             self.episodes, self.return_sum, self.length_sum = 0, 0.0, 0
@@ -267,8 +266,8 @@ class HostLoop:
         now = read_schedules(self.agent, self.schedule, self.step)
         return {**accumulator.summarize(), **now, **{tag: float(value) for tag, value in metrics.items()}}
 
-    def _evaluate(self) -> tuple[Float[np.ndarray, " episodes"], Int[np.ndarray, " episodes"]]:
-        """Returns and lengths of evaluation episodes with the present parameters, played side by side."""
+    def _evaluate(self) -> Played:
+        """Evaluation episodes with the present parameters, played side by side."""
         episodes = self.settings.evaluation_episodes
         if self._evaluation_envs is None:
             self._evaluation_envs = self.make_evaluation_envs(episodes)
@@ -280,6 +279,7 @@ class HostLoop:
                 self._evaluation_envs,
                 self.keys,
                 self.step,
+                self.settings.evaluation_max_steps,
             )
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ from qemrl.replay.host import HostReplay
 from qemrl.training import checkpoint
 from qemrl.training.compiled_loop import CompiledLoop
 from qemrl.training.config import RunConfig, require_complete, require_same_config
-from qemrl.training.evaluation import make_act, play_in_host_envs, play_in_jax_env
+from qemrl.training.evaluation import Evaluation, Played, make_act, play_in_host_envs, play_in_jax_env
 from qemrl.training.host_loop import HostLoop
 from qemrl.training.memory import require_room
 from qemrl.training.pytrees import unflatten
@@ -198,7 +198,13 @@ def make_loop(
 
 def _settings(config: RunConfig) -> LoopSettings:
     agent = config.agent
-    return LoopSettings(config.schedule, agent.batch_size, agent.clip_rewards, config.evaluation_episodes)
+    return LoopSettings(
+        config.schedule,
+        agent.batch_size,
+        agent.clip_rewards,
+        config.evaluation_episodes,
+        config.evaluation_max_steps,
+    )
 
 
 def _make_host_loop(
@@ -271,15 +277,16 @@ class Evaluator:
         self.act = make_act(agent, evaluating=True)
         self._play = jax.jit(self._play_in_jax_env, static_argnames="episodes")
 
-    def evaluate(self, params: Any, seed: int, step: int, episodes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths [episodes]: those that the loop of this seed would play after `step` steps."""
-        keys = Keys.from_seed(seed)
+    def evaluate(self, params: Any, seed: int, step: int, episodes: int) -> Evaluation:
+        """The episodes that the loop of this seed would play after `step` steps."""
+        keys, max_steps = Keys.from_seed(seed), self.config.evaluation_max_steps
         if self.config.is_compiled:
-            returns, lengths = self._play(keys, params, jnp.int32(step), episodes=episodes)
-            return np.asarray(returns), np.asarray(lengths)
+            played = self._play(keys, params, jnp.int32(step), episodes=episodes)
+            return Played(*map(np.asarray, played)).as_evaluation(seed)
         envs = self.make_envs(episodes)
         try:
-            return play_in_host_envs(self.act, self.agent.init_actor(episodes), params, envs, keys, step)
+            start = self.agent.init_actor(episodes)
+            return play_in_host_envs(self.act, start, params, envs, keys, step, max_steps).as_evaluation(seed)
         finally:
             envs.close()
 
@@ -287,15 +294,14 @@ class Evaluator:
         """Environments to evaluate in."""
         return evaluation_envs(self.config, count, render, self.given)
 
-    def play_in(
-        self, params: Any, seed: int, step: int, envs: HostEnvs, watch: Callable[[HostEnvs], bool]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return and length of an episode in each of `envs`, before each step of which `watch` is called."""
-        start = self.agent.init_actor(envs.num_envs)
-        return play_in_host_envs(self.act, start, params, envs, Keys.from_seed(seed), step, watch)
+    def play_in(self, params: Any, seed: int, step: int, envs: HostEnvs, watch: Callable[[HostEnvs], bool]) -> Played:
+        """An episode in each of `envs`, before each step of which `watch` is called."""
+        start, keys = self.agent.init_actor(envs.num_envs), Keys.from_seed(seed)
+        return play_in_host_envs(self.act, start, params, envs, keys, step, self.config.evaluation_max_steps, watch)
 
-    def _play_in_jax_env(self, keys: Keys, params: Any, step: Any, episodes: int) -> tuple[Any, Any]:
-        return play_in_jax_env(self.agent, make_jax_env(self.config.env), keys, params, step, episodes)
+    def _play_in_jax_env(self, keys: Keys, params: Any, step: Any, episodes: int) -> Played:
+        env, max_steps = make_jax_env(self.config.env), self.config.evaluation_max_steps
+        return play_in_jax_env(self.agent, env, keys, params, step, episodes, max_steps)
 
 
 def evaluation_envs(config: RunConfig, count: int, render: bool = False, given: GivenEnvs | None = None) -> HostEnvs:

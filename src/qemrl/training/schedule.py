@@ -90,6 +90,9 @@ class LoopSettings(NamedTuple):
 
     evaluation_episodes: int
 
+    evaluation_max_steps: int
+    """Where an episode of an evaluation is cut."""
+
 
 class Keys(NamedTuple):
     """One stream of randomness for each use."""

@@ -23,7 +23,7 @@ from qemrl.config.serialize import to_json
 from qemrl.training import checkpoint
 from qemrl.training.callbacks import CallbackList, Reason
 from qemrl.training.config import RunConfig, require_same_config
-from qemrl.training.evaluation import Evaluation
+from qemrl.training.evaluation import CutEpisodeWarning, Evaluation, describe_cut
 from qemrl.training.loops import Loop, make_loop
 from qemrl.training.machine import summarize_machine
 from qemrl.training.run_directory import RunDirectory
@@ -159,6 +159,8 @@ class _Run:
     """The best mean over the seeds of an evaluation so far."""
 
     watch: LossWatch = field(init=False)
+    told_of_cut: bool = False
+    """Whether it was said that evaluation episodes were cut."""
 
     def __post_init__(self) -> None:
         earlier = [] if self.directory is None else self.directory.read_metrics()
@@ -217,6 +219,10 @@ class _Run:
                     write_episodes(self.directory, step, played)
                 self.directory.append(record)
             self.directory.append_timing({"step": step, "time/fps": rate, "machine": summarize_machine()})
+        cut = next((played for played in evaluations if played is not None and played.cut), None)
+        if cut is not None and not self.told_of_cut:
+            self.told_of_cut = True
+            warnings.warn(describe_cut(cut, self.config.evaluation_max_steps), CutEpisodeWarning, stacklevel=5)
         growth = self.watch.find_growth(records)
         if growth is not None:
             warnings.warn(growth, stacklevel=5)
@@ -256,7 +262,7 @@ def _split_evaluation(record: Record) -> Evaluation | None:
     record["eval/mean_reward"] = float(returns.mean())
     record["eval/std_reward"] = float(returns.std())
     record["eval/mean_ep_length"] = float(lengths.mean())
-    return Evaluation(returns, lengths, record["seed"])
+    return Evaluation(returns, lengths, record["seed"], record.pop("eval/cut", 0))
 
 
 def _average_evaluations(records: Iterable[Record]) -> dict[int, float]:
@@ -277,7 +283,9 @@ def evaluation_name(step: int, seed: int) -> str:
 def write_episodes(directory: RunDirectory, step: int, played: Evaluation) -> None:
     """Write the episodes of an evaluation into a run directory."""
     episodes = {"step": step, "seed": played.seed, "returns": played.returns, "lengths": played.lengths}
-    directory.write_evaluation(evaluation_name(step, played.seed), episodes)
+    directory.write_evaluation(
+        evaluation_name(step, played.seed), episodes | ({"cut": played.cut} if played.cut else {})
+    )
 
 
 def save_checkpoint(loop: Loop, directory: RunDirectory) -> Path:

@@ -1,5 +1,8 @@
 """Gymnasium environments side by side, behind one interface that hides how vector environments begin new episodes."""
 
+import contextlib
+import reprlib
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -15,8 +18,18 @@ from qemrl.envs.gym.atari import AtariProtocol, make_atari, protocol_for
 from qemrl.envs.gym.catalog import find_environment, ignore_age_warnings, is_atari, missing_package, wrong_kwargs
 from qemrl.envs.gym.histories import Histories, episode_seed, schedule_replay
 from qemrl.envs.gym.in_process import InProcessEnvs
+from qemrl.envs.gym.interface import (
+    InterfaceError,
+    read_array,
+    read_flags,
+    read_info,
+    unpack_reset,
+    unpack_step,
+)
 from qemrl.envs.gym.spaces import (
     describe_spaces,
+    find_bounds,
+    find_outlier,
     read_actions,
     read_masks,
     read_observations,
@@ -27,6 +40,15 @@ from qemrl.types import Actions, UnsupportedEnvironment
 
 Mask = Bool[np.ndarray, "envs actions"] | None
 """The actions allowed in each environment; None where all are always allowed."""
+
+
+RANGE_STEPS = 100
+"""For how many steps observations are compared with the bounds of their space: to do so always would cost more than all
+other checks, and an environment that goes beyond them on purpose does so late."""
+
+
+class OutOfRangeWarning(UserWarning):
+    """An observation lies outside of its space."""
 
 
 class HostReset(NamedTuple):
@@ -99,7 +121,9 @@ class HostEnvs:
         self._made_of_envs = isinstance(within, InProcessEnvs | SyncVectorEnv | AsyncVectorEnv)
         self._replayable = self._made_of_envs and self._mode is AutoresetMode.DISABLED
         self._action_space = vector.single_action_space
+        self._places = np.arange(vector.num_envs)
         self.spec = describe_spaces(env_id, vector.single_observation_space, self._action_space, stacked_frames)
+        self._bounds = find_bounds(self.spec)
         self._mask_source: str | None = None
         self.reset(0)
         self._mask_source = self._find_masks()
@@ -111,8 +135,14 @@ class HostEnvs:
         """The first observations of a run with this seed."""
         if seed < 0:
             raise ValueError(f"the seed of a run must not be negative, got {seed}")
-        self._seed = seed
-        self._start_episodes(np.zeros(self.num_envs, np.int64))
+        self._seed, self._steps = seed, 0
+        try:
+            self._start_episodes(np.zeros(self.num_envs, np.int64))
+        except InterfaceError as error:
+            raise InterfaceError(f"{self.spec.id}, reset: {error}") from error
+        except Exception as error:
+            error.add_note(f"in reset of {self.spec.id}")
+            raise
         return HostReset(self.observation, self.mask)
 
     def step(self, actions: Actions) -> HostStep:
@@ -121,6 +151,16 @@ class HostEnvs:
         Continuous actions are clipped to `spec.box`.
         """
         actions = read_actions(actions, self.spec)
+        self._steps += 1
+        try:
+            return self._step(actions)
+        except InterfaceError as error:
+            raise InterfaceError(f"{self.spec.id}, step {self._steps}: {error}") from error
+        except Exception as error:
+            error.add_note(f"in step {self._steps} of {self.spec.id}")
+            raise
+
+    def _step(self, actions: Actions) -> HostStep:
         step = self._transition(actions)
         self._returns += step.reward
         if self._replayable:
@@ -182,8 +222,11 @@ class HostEnvs:
         return np.asarray(self.vector.render()[0])
 
     def close(self) -> None:
-        """Close all environments."""
-        self.vector.close()
+        """Close all environments; where that fails, a warning says so, for what they were needed for is done."""
+        try:
+            self.vector.close()
+        except Exception as error:
+            warnings.warn(f"{self.spec.id} could not be closed: {error!r}", stacklevel=2)
 
     def _start_episodes(self, episodes: Int[np.ndarray, " envs"]) -> None:
         """Start these episodes everywhere."""
@@ -197,8 +240,9 @@ class HostEnvs:
             self.observation, self.mask = self._reset_rows(np.ones(self.num_envs, np.bool_), nothing, unmasked)
             return
         # halved, because native environments add their number to it and want 32 bits
-        raw, infos = self.vector.reset(seed=episode_seed(self._seed, 0, int(episodes.max())) // 2)
-        self._first_infos = infos
+        seed = episode_seed(self._seed, 0, int(episodes.max())) // 2
+        raw, infos = unpack_reset(self.vector.reset(seed=seed))
+        self._first_infos = infos = read_info(infos)
         self.observation, self.mask = self._read(raw), self._read_mask(infos, np.zeros(self.num_envs, np.bool_))
 
     def _reset_rows(
@@ -211,10 +255,10 @@ class HostEnvs:
             for place in np.flatnonzero(rows).tolist():
                 seeds[place] = episode_seed(self._seed, place, int(self._episode[place]))
                 self._histories.forget(place)
-            raw, infos = self.vector.reset(seed=seeds, options=options)
+            raw, infos = unpack_reset(self.vector.reset(seed=seeds, options=options))
         else:
-            raw, infos = self.vector.reset(options=options)
-        self._first_infos = infos
+            raw, infos = unpack_reset(self.vector.reset(options=options))
+        self._first_infos = infos = read_info(infos)
         observation = observation.copy()
         observation[rows] = self._read(raw)[rows]
         first_mask = self._read_mask(infos, ~rows)
@@ -248,8 +292,11 @@ class HostEnvs:
 
     def _transition(self, actions: Actions) -> HostStep:
         """A step of the vector environment in terms that are the same in all modes, before resets of our own."""
-        raw, reward, terminated, truncated, infos = self.vector.step(write_actions(actions, self._action_space))
-        terminated, truncated = np.array(terminated, np.bool_), np.array(truncated, np.bool_)
+        outcome = self.vector.step(write_actions(actions, self._action_space))
+        raw, reward, terminated, truncated, infos = unpack_step(outcome)
+        infos = read_info(infos)
+        terminated = read_flags(terminated, self.num_envs, "terminated")
+        truncated = read_flags(truncated, self.num_envs, "truncated")
         ended = terminated | truncated
         valid = ~self._resetting
         restarted = self._resetting
@@ -259,7 +306,7 @@ class HostEnvs:
         mask = next_mask = self._read_mask(infos, terminated & (not same_step))
         if same_step and ended.any():
             next_observation = observation.copy()
-            next_observation[ended] = read_observations(infos["final_obs"][ended], self.spec, np.flatnonzero(ended))
+            next_observation[ended] = self._read_final(infos, ended)
             restarted = ended
             final_mask = self._read_mask(infos.get("final_info", {}), terminated | ~ended)
             if mask is not None and final_mask is not None:
@@ -273,7 +320,7 @@ class HostEnvs:
                     observation[place] = infos["restart_observation"][place]
                 restarted = restarted | infos["_restart_observation"]
         return HostStep(
-            read_rewards(reward, self.spec.id),
+            read_rewards(reward, self.num_envs, self.spec.id),
             terminated,
             truncated,
             next_observation,
@@ -286,7 +333,24 @@ class HostEnvs:
         )
 
     def _read(self, raw: Any) -> np.ndarray:
-        return read_observations(raw, self.spec)
+        observation = read_observations(raw, self.spec, self._places)
+        if self._bounds is not None and self._steps <= RANGE_STEPS:
+            outlier = find_outlier(observation, self._bounds)
+            if outlier is not None:
+                self._bounds = None  # it is said once
+                where = f"step {self._steps}" if self._steps else "reset"
+                warnings.warn(f"{self.spec.id}, {where}: {outlier}", OutOfRangeWarning, stacklevel=2)
+        return observation
+
+    def _read_final(self, infos: Mapping[str, Any], ended: Bool[np.ndarray, " envs"]) -> np.ndarray:
+        """The last observations of the episodes that ended, in the mode SAME_STEP."""
+        final = infos.get("final_obs")
+        if not isinstance(final, np.ndarray) or final.shape[:1] != ended.shape:
+            raise InterfaceError(
+                'where an episode ends in the mode SAME_STEP, info["final_obs"] must be an array of observations for '
+                f"all {self.num_envs} environments, got {reprlib.repr(final)}"
+            )
+        return read_observations(final[ended], self.spec, np.flatnonzero(ended))
 
     def _find_masks(self) -> str | None:
         """Where masks come from: the infos of a reset, a method `action_masks`, or nowhere."""
@@ -364,7 +428,8 @@ def wrap_vector(vector: VectorEnv | InProcessEnvs, env_id: str, stacked_frames: 
     try:
         return HostEnvs(vector, env_id, stacked_frames)
     except Exception:
-        vector.close()
+        with contextlib.suppress(Exception):  # what made it impossible is what there is to say
+            vector.close()
         raise
 
 
@@ -388,15 +453,19 @@ class FrameStack(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Copies of the first observation."""
-        frame, info = self.env.reset(seed=seed, options=options)
-        self._frames = np.stack([np.asarray(frame, self._dtype)] * self._num_frames)
+        frame, info = unpack_reset(self.env.reset(seed=seed, options=options))
+        self._frames = np.stack([self._read(frame)] * self._num_frames)
         return self._frames, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """The last observations, one of which is new."""
-        frame, *outcome = self.env.step(action)
-        self._frames = np.concatenate([self._frames[1:], np.asarray(frame, self._dtype)[None]])
-        return self._frames, *outcome  # type: ignore[return-value]
+        frame, *outcome = unpack_step(self.env.step(action))
+        self._frames = np.concatenate([self._frames[1:], self._read(frame)[None]])
+        return self._frames, *outcome
+
+    def _read(self, frame: Any) -> np.ndarray:
+        shape = self.observation_space.shape[1:]  # type: ignore[index]
+        return read_array(frame, shape, self._dtype, "the observation").astype(self._dtype, copy=False)
 
 
 def wrap_env(env: gymnasium.Env, frame_stack: int) -> gymnasium.Env:

@@ -2,17 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 from jaxtyping import Bool, Float, Int, Shaped
 
+from qemrl.envs.gym.interface import InterfaceError, read_array
 from qemrl.envs.gym.wrapper_advice import advise_on_actions, advise_on_observations
 from qemrl.envs.jax.classic_control import CARTPOLE_BOUNDS
 from qemrl.types import ActionBox, Actions, EnvSpec, Part, UnsupportedEnvironment
 
 _UNBOUNDED = 1e30  # some spaces write the largest number of their dtype where they mean infinity
+
+STORED = {name: np.dtype(name) for name in ("float32", "uint8", "bool")}
+"""The dtypes of observations by their names: to make one at every step takes longer than to compare it."""
+
+_FLOAT64 = np.dtype(np.float64)
 
 USUAL_BOUNDS = {"CartPole-v0": CARTPOLE_BOUNDS, "CartPole-v1": CARTPOLE_BOUNDS}
 """Where observations usually lie, for environments that leave their bounds open."""
@@ -164,9 +170,9 @@ def write_actions(actions: Actions, space: spaces.Space) -> np.ndarray:
     return np.clip(actions.astype(space.dtype), space.low, space.high)  # type: ignore[attr-defined]
 
 
-def read_rewards(reward: Any, env_id: str) -> Float[np.ndarray, " envs"]:
+def read_rewards(reward: Any, num_envs: int, env_id: str) -> Float[np.ndarray, " envs"]:
     """Rewards in float32, all finite."""
-    reward = np.asarray(reward)
+    reward = read_array(reward, (num_envs,), _FLOAT64, "the rewards")
     small = _float32(reward)
     if not _all_finite(small):
         place = int(np.flatnonzero(~np.isfinite(small))[0])
@@ -174,21 +180,69 @@ def read_rewards(reward: Any, env_id: str) -> Float[np.ndarray, " envs"]:
     return small
 
 
-def read_observations(raw: Any, spec: EnvSpec, envs: Int[np.ndarray, " envs"] | None = None) -> np.ndarray:
+def read_observations(raw: Any, spec: EnvSpec, envs: Int[np.ndarray, " envs"]) -> np.ndarray:
     """Observations [envs, ...] as the spec promises them, all finite, in an array of their own.
 
     Args:
         raw: As vector environments give them, with a leading axis in every part; or an array of objects, one
             observation for each environment.
         spec: Of the environments.
-        envs: Which environments these are, if not all.
+        envs: Which environments these are.
     """
+    if not spec.parts and (raw.__class__ is not np.ndarray or raw.dtype != object):
+        shape = (len(envs), *spec.observation_shape)
+        return _join([read_array(raw, shape, STORED[spec.observation_dtype], "the observations")], spec, envs)
+    parts = spec.parts or spec.sections
     if isinstance(raw, np.ndarray) and raw.dtype == object:
-        paths = [part.path for part in spec.parts] or [()]
-        found = [np.stack([np.asarray(look_up(each, path)) for each in raw]) for path in paths]
+        rows = list(zip(raw, envs.tolist(), strict=True))
+        found = [
+            np.stack([_read_part(row, part, (), f" of environment {place}") for row, place in rows]) for part in parts
+        ]
     else:
-        found = [np.asarray(look_up(raw, part.path)) for part in spec.parts] or [np.asarray(raw)]
+        found = [_read_part(raw, part, (len(envs),), "s") for part in parts]
     return _join(found, spec, envs)
+
+
+def _read_part(observation: Any, part: Part, lead: tuple[int, ...], whose: str) -> np.ndarray:
+    """A part of an observation, or of several with a leading axis."""
+    given = look_up(observation, part.path, whose) if part.path else observation
+    dtype = np.dtype(np.int64) if part.sizes else STORED[part.dtype]
+    return read_array(given, (*lead, *part.shape), dtype, f"the observation{whose}{_at(part.path)}")
+
+
+class Bounds(NamedTuple):
+    """Where the numbers of an observation lie, as it is stored, flat."""
+
+    low: Float[np.ndarray, " values"]
+    high: Float[np.ndarray, " values"]
+
+
+def find_bounds(spec: EnvSpec) -> Bounds | None:
+    """Where observations lie by their space, with room for rounding; None where that is not known, and for bytes."""
+    if spec.observation_dtype != "float32" or spec.id in USUAL_BOUNDS:
+        return None
+    ends = [[], []]
+    for part in spec.sections:
+        known = part.low is not None and part.high is not None
+        low, high = (np.array(part.low), np.array(part.high)) if known else (np.array([-np.inf]), np.array([np.inf]))
+        room = 1e-4 * (high - low)
+        for end, values in zip(ends, (low - room, high + room), strict=True):
+            end.append(np.broadcast_to(values, part.num_components))
+    low, high = map(np.concatenate, ends)
+    return Bounds(low, high) if np.isfinite(low).any() else None
+
+
+def find_outlier(observation: Float[np.ndarray, "envs ..."], bounds: Bounds) -> str | None:
+    """What to say of a number that lies outside of the bounds, if there is one."""
+    flat = observation.reshape(len(observation), -1)
+    outside = (flat < bounds.low) | (flat > bounds.high)
+    if not outside.any():
+        return None
+    place, index = np.argwhere(outside)[0].tolist()
+    return (
+        f"the observation of environment {place} is {flat[place, index]} at index {index}, outside of its space, from "
+        f"{bounds.low[index]:.6g} to {bounds.high[index]:.6g}: make observation_space as wide as observations are"
+    )
 
 
 def encode(observation: Any, spec: EnvSpec) -> tuple[np.ndarray, bool]:
@@ -236,14 +290,14 @@ def _is_stored(observation: Any, spec: EnvSpec) -> bool:
     return given.dtype.kind not in "iu" or part.shape not in (given.shape, given.shape[1:])
 
 
-def look_up(observation: Any, path: tuple[Any, ...]) -> Any:
+def look_up(observation: Any, path: tuple[Any, ...], whose: str = "") -> Any:
     """What the keys and places of a path lead to."""
     for place, key in enumerate(path):
         try:
             observation = observation[key]
         except (KeyError, IndexError, TypeError) as error:
             name = "".join(f"[{each!r}]" for each in path[: place + 1])
-            raise ValueError(f"the observation has no part {name}: {observation!r}") from error
+            raise InterfaceError(f"the observation{whose} has no part {name}: {observation!r}") from error
     return observation
 
 
@@ -277,7 +331,7 @@ def _read_numbers(
     if np.count_nonzero(wrong):
         place, index = np.argwhere(wrong)[0].tolist()
         low = part.starts[index]
-        raise ValueError(
+        raise InterfaceError(
             f"the observation of environment {_name(place, envs)} ({env_id}) holds {raw[place, index]}{_at(part.path)}"
             f"; by its space it lies between {low} and {low + part.sizes[index] - 1}"
         )
@@ -322,11 +376,12 @@ def read_masks(
     """The masks of all environments that told theirs; where a row is exempt, all is allowed if nothing is."""
     mask = np.zeros((len(told), spec.num_actions), np.bool_)
     for place in np.flatnonzero(told).tolist():
-        mask[place] = given[place]
+        what = f"the action mask of environment {place}"
+        mask[place] = read_array(given[place], (spec.num_actions,), STORED["bool"], what)
     empty = ~mask.any(1)
     if (empty & ~exempt).any():
         place = int(np.flatnonzero(empty & ~exempt)[0])
-        raise ValueError(
+        raise InterfaceError(
             f"environment {place} ({spec.id}) allows no action in an observation that is not terminal: "
             "its action mask is missing or all False"
         )

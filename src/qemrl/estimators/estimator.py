@@ -283,7 +283,7 @@ class QEM:
         self, levels: Float[Array, "*batch n"], probs: Float[Array, "*batch n"] | None = None
     ) -> Float[Array, "*batch n"]:
         """The weights of the mean at sampled levels, which are not checked; V must be fixed."""
-        return self._sampled_mean_weights(Levels(levels, probs, fixed=False))
+        return self._sampled_mean_weights(Levels(backend.as_array(levels, "levels"), probs, fixed=False))
 
     def _sampled_mean_weights(self, known: Levels) -> Array:
         if self.full:

@@ -33,12 +33,14 @@ def midpoints(num_quantiles: int) -> Float[np.ndarray, " n"]:
 def uniform_levels(source: Any, shape: Shape, dtype: Any = None) -> Float[Array, "..."]:
     """Independent uniform levels (IQN)."""
     shape = _as_shape(shape)
+    if dtype is not None:
+        dtype = _as_dtype(dtype)
     if isinstance(source, np.random.Generator):
-        return source.random(shape, dtype=np.dtype(np.float64 if dtype is None else dtype).type)
+        return source.random(shape, dtype=np.float64 if dtype is None else dtype.type)
     if not is_jax(source):
         raise ValueError(f"randomness comes from a numpy.random.Generator or a JAX key, got {source!r}")
     jax = sys.modules["jax"]
-    return jax.random.uniform(source, shape, dtype=dtype or float)
+    return jax.random.uniform(source, shape, dtype=float if dtype is None else dtype)
 
 
 def stratified_levels(source: Any, shape: Shape, dtype: Any = None) -> Float[Array, "..."]:
@@ -79,3 +81,10 @@ def _as_shape(shape: Shape) -> tuple[int, ...]:
     if any(isinstance(size, bool) or not isinstance(size, Integral) or not 0 <= size <= MOST for size in batch):
         raise ValueError(f"the shape of levels must be a whole number or a tuple of them, got {shape!r}")
     return (*map(int, batch), require_count(count, "the number of levels"))
+
+
+def _as_dtype(dtype: Any) -> np.dtype:
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise TypeError(f"the dtype of levels must be a floating-point dtype, got {dtype!r}") from error

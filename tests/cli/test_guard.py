@@ -28,6 +28,22 @@ class Broken(gymnasium.Env):
         raise KeyError("no such model")
 
 gymnasium.register("Broken-v0", Broken)
+
+class Late(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, raises):
+        self.raises = raises
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        if self.raises:
+            raise KeyError("no such state")
+        return self.observation_space.low, None, False, False, {}
+
+gymnasium.register("Late-v0", Late)
 """
 RUN = (
     *("train", "dqn", "--env", "probe/1", "--network.widths", "8"),
@@ -89,6 +105,22 @@ def test_code_of_an_environment_that_raises_is_named_as_such(tmp_path, monkeypat
     code, said = ends(capsys, "train", "dqn", "--env", "broken_env:Broken-v0", "--out", "run")
     assert (code, "the environment raised" in said) == (2, True)
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        ("true", "the environment raised KeyError: 'no such state'"),
+        ("false", "step 1: step of environment 0: the reward must be a number"),
+    ],
+)
+def test_what_an_environment_does_wrong_in_the_middle_of_a_run_stops_it(raises, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("broken_env.py").write_text(ENVIRONMENT)
+    words = ("--env", "broken_env:Late-v0", "--env-kwargs.raises", raises, "--network.widths", "8", "--out", "run")
+    code, told = ends(capsys, "train", "dqn", *words, "--steps", "8", "--learning-starts", "8")
+    assert (code, said in told) == (1, True), told
+    assert Path("run/config.json").exists()
 
 
 def write_run(env: str, **settings: object) -> None:
@@ -172,6 +204,19 @@ def test_a_run_whose_readers_go_away_is_finished(tmp_path):
     assert (tmp_path / "run" / "DONE").exists()
 
 
+def wait_for_records(process: subprocess.Popen[bytes], metrics: Path, leader: int) -> None:
+    """Read what the terminal shows until there are records."""
+    os.set_blocking(leader, False)
+    until = time.monotonic() + 120
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        try:
+            os.read(leader, 65536)
+        except BlockingIOError:
+            time.sleep(0.02)
+
+
 def test_a_closed_terminal_does_not_lose_a_run(tmp_path):
     leader, terminal = pty.openpty()
     process = subprocess.Popen(
@@ -184,19 +229,14 @@ def test_a_closed_terminal_does_not_lose_a_run(tmp_path):
         start_new_session=True,
     )
     os.close(terminal)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    until = time.monotonic() + 120
-    while not metrics.exists() or not metrics.stat().st_size:
-        assert process.poll() is None
-        assert time.monotonic() < until
-        os.set_blocking(leader, False)
-        try:
-            os.read(leader, 65536)
-        except BlockingIOError:
-            time.sleep(0.02)
-    os.close(leader)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 128 + signal.SIGHUP
+    try:
+        wait_for_records(process, tmp_path / "run" / "metrics.jsonl", leader)
+        os.close(leader)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+        process.wait()
     assert list((tmp_path / "run" / "checkpoints").glob("step_*"))
     assert not (tmp_path / "run" / "DONE").exists()
 

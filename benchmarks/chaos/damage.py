@@ -56,8 +56,9 @@ def try_damage(trial: Trial) -> Outcome:
 def _try_one(trial: Trial, index: int, chance: random.Random, outcome: Outcome) -> None:
     name = chance.choice(list_subjects(trial.work))
     reference, place = references(trial.work) / name, trial.folder / f"{index}"
-    run = place / "run"
-    shutil.copytree(reference, run)
+    run, fate = place / "run", chance.choices(("read", "resumed", "evaluated"), (94, 3, 3))[0]
+    # What is only read has the very files of the reference, but for the one that is damaged.
+    shutil.copytree(reference, run, copy_function=os.link if fate == "read" else shutil.copy2)
     is_finished = chance.random() < 0.5
     if not is_finished:
         _unfinish(run)
@@ -76,11 +77,11 @@ def _try_one(trial: Trial, index: int, chance: random.Random, outcome: Outcome) 
 
     check(lambda: _read_checkpoints(run, reference, damage))
     if chance.random() < 0.2:
-        shutil.copytree(references(trial.work) / list_subjects(trial.work)[0], place / HEALTHY)
+        shutil.copytree(references(trial.work) / list_subjects(trial.work)[0], place / HEALTHY, copy_function=os.link)
     check(lambda: _read_report(place, reference, damage))
-    if chance.random() < 0.03:
+    if fate == "resumed":
         check(lambda: _resume(run, reference, damage, trial.folder))
-    elif chance.random() < 0.03:
+    if fate == "evaluated":
         check(lambda: _evaluate(run, damage, trial.folder))
     shutil.rmtree(place)
 
@@ -101,8 +102,11 @@ def _damage(run: Path, chance: random.Random) -> Damage:
     file = chance.choice([file for file in files if file.match(pattern)] or files)
     name = file.relative_to(run).as_posix()
     act = chance.choice(ACTS)
-    if (act is _forge and file.suffix not in (".json", ".jsonl", "")) or file.name == "SHA256SUMS":
+    if act is _forge and file.suffix not in (".json", ".jsonl") and file.name != "DONE":
         act = _flip
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)  # no longer that of the reference
     said = act(file, chance)
     return Damage(act.__name__.strip("_").replace("_", " "), f"{name}: {said}", act is _forge)
 

@@ -111,6 +111,9 @@ def start(words: Sequence[str], log: Path, held: bool = False, place: Path | Non
         os.dup2(said, 2)
         if place is not None:
             os.chdir(place)
+        # Whatever the campaign itself ignores, as under nohup, the command does not.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if held:
             os.kill(os.getpid(), signal.SIGSTOP)
         main(list(words))

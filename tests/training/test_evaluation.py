@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import qemrl
-from qemrl.cli import runs as cli_runs
+from qemrl.cli import main
 from qemrl.config.serialize import without_defaults
 from qemrl.training.config import configure
 from qemrl.training.evaluation import CutEpisodeWarning
@@ -31,7 +31,7 @@ def test_episodes_without_an_end_are_cut_and_training_says_so_once_and_evaluate_
         agent.learn(40, tmp_path / "run", evaluate_every=20, evaluation_episodes=2, progress=False)
     assert len(told) == 1
     stored = [json.loads(file.read_text()) for file in sorted((tmp_path / "run" / "evaluations").glob("*.json"))]
-    cli_runs.evaluate(tmp_path / "run", episodes=2)
+    main(["evaluate", str(tmp_path / "run"), "--episodes", "2"])
     shown = capsys.readouterr()
     assert "episodes that had not ended and were cut: 2" in shown.out
     assert "warning: 2 of 2 evaluation episodes had not ended after 3 steps and were cut there" in shown.err

@@ -22,7 +22,7 @@ from qemrl.experiments.worker import thread_variables
 from qemrl.training.machine import code_commit
 from qemrl.training.run_directory import write_atomic
 
-SHARES: Mapping[str, float] = {"kills": 0.6, "damage": 0.25, "calls": 0.12, "cluster": 0.03}
+SHARES: Mapping[str, float] = {"kills": 0.83, "damage": 0.1, "calls": 0.04, "cluster": 0.03}
 """What part of the time each part gets."""
 
 TRIAL_SECONDS = 4 * PATIENCE_SECONDS

@@ -30,8 +30,19 @@ from benchmarks.chaos.runs import (
 from benchmarks.chaos.trials import Outcome, Trial
 
 SIGNALS = (*[signal.SIGKILL] * 6, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SYSTEM_CALLS = ("fsync", "openat", "write", "unlinkat", "rename", "mkdir", "ftruncate", "close")
-SWEEPS = 0.1
+SYSTEM_CALLS = {
+    "fsync": 150,
+    "openat": 500,
+    "write": 300,
+    "unlinkat": 60,
+    "rename": 12,
+    "mkdir": 8,
+    "ftruncate": 15,
+    "close": 500,
+}
+"""System calls, and about how many of them an undisturbed run makes."""
+
+SWEEPS = 0.06
 """The share of trials that disturb a sweep."""
 
 LONGEST_SECONDS = 4.0
@@ -97,7 +108,7 @@ def _disturb_run(trial: Trial, chance: random.Random, outcome: Outcome) -> None:
     run, history = trial.folder / "run", [name]
     begin = ("train", *SUBJECTS[name], "--out", str(run))
     kind = ""
-    for _ in range(chance.randint(3, 9)):
+    for _ in range(chance.randint(6, 15)):
         is_there = (run / "config.json").exists()
         words = ("resume", str(run)) if is_there and chance.random() < 0.7 else begin
         moment, number = _draw_moment(chance), chance.choice(SIGNALS)
@@ -108,6 +119,8 @@ def _disturb_run(trial: Trial, chance: random.Random, outcome: Outcome) -> None:
         if (fault := strike.find_fault()) is not None:
             outcome.fail(kind, "hang" if strike.code is None else "traceback", f"{'; '.join(history)}: {fault}")
             return
+        if strike.code == 0:  # it was finished before it was struck
+            break
     log = trial.folder / "last.txt"
     code = wait(start(("resume", str(run)) if (run / "config.json").exists() else begin, log))
     if code != 0:
@@ -124,7 +137,8 @@ def _draw_moment(chance: random.Random) -> Moment:
         return Moment(kind, chance.uniform(0, LONGEST_SECONDS))
     if kind == "a file event":
         return Moment(kind, int(10 ** chance.uniform(0, 2.8)))
-    return Moment(kind, int(10 ** chance.uniform(0, 2.3)), chance.choice(SYSTEM_CALLS))
+    call, most = chance.choice(list(SYSTEM_CALLS.items()))
+    return Moment(kind, int(most ** chance.random()), call)
 
 
 def _strike(words: Sequence[str], log: Path, run: Path, moment: Moment, number: signal.Signals) -> Strike:

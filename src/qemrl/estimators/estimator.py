@@ -18,7 +18,7 @@ from qemrl.estimators import backend
 from qemrl.estimators.backend import Array, namespace
 from qemrl.estimators.basis import BASES, BasisName, columns, norms, triple_products
 from qemrl.estimators.estimated_variance import EstimatedVariance, VarianceInputs, require_variance_inputs
-from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample
+from qemrl.estimators.inputs import Levels, Sample, read_levels, read_sample, read_sampled_levels
 from qemrl.estimators.least_squares import correlated_weights, fixed_weights, sampled_mean_weights, sampled_weights
 from qemrl.estimators.variance import ConstantVariance, SpacingVariance, VarianceModel
 
@@ -282,8 +282,8 @@ class QEM:
     def weigh_sampled(
         self, levels: Float[Array, "*batch n"], probs: Float[Array, "*batch n"] | None = None
     ) -> Float[Array, "*batch n"]:
-        """The weights of the mean at sampled levels, which are not checked; V must be fixed."""
-        return self._sampled_mean_weights(Levels(backend.as_array(levels, "levels"), probs, fixed=False))
+        """The weights of the mean at sampled levels, whose numbers are not checked; V must be fixed."""
+        return self._sampled_mean_weights(read_sampled_levels(levels, probs, self.order))
 
     def _sampled_mean_weights(self, known: Levels) -> Array:
         if self.full:

@@ -41,8 +41,8 @@ class Levels(NamedTuple):
         return self.levels.tobytes(), None if self.probs is None else self.probs.tobytes()
 
 
-def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None) -> Levels:
-    """Checked levels; those that are not fixed are in the library, dtype and device of `model`."""
+def read_sampled_levels(levels: Any, probs: Any, order: int) -> Levels:
+    """Levels whose shapes are checked, and whose numbers are not."""
     levels = backend.as_array(levels, "levels")
     count = levels.shape[-1]
     if order > count:
@@ -51,6 +51,13 @@ def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None)
         probs = backend.as_array(probs, "probs")
         if tuple(probs.shape) != tuple(levels.shape):
             raise ValueError(f"probs of shape {tuple(probs.shape)} for levels of shape {tuple(levels.shape)}")
+    return Levels(levels, probs, fixed=False)
+
+
+def read_levels(levels: Any, probs: Any, order: int, model: Array | None = None) -> Levels:
+    """Checked levels; those that are not fixed are in the library, dtype and device of `model`."""
+    sampled = read_sampled_levels(levels, probs, order)
+    levels, probs = sampled.levels, sampled.probs
     if levels.ndim == 1 and _is_constant(levels) and (probs is None or _is_constant(probs)):
         return _read_fixed(backend.read(levels).tobytes(), None if probs is None else backend.read(probs).tobytes())
     _require_levels(levels)

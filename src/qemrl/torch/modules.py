@@ -253,11 +253,6 @@ class Implicit(nn.Module):
     def _weigh(self, levels: Tensor, probs: Tensor | None) -> Tensor:
         statistic: Any = self.statistic
         if isinstance(statistic, estimators.QEM):
-            if statistic.order > levels.shape[-1]:
-                raise ValueError(
-                    f"an expansion of order {statistic.order} needs at least {statistic.order} levels, "
-                    f"got {levels.shape[-1]}"
-                )
             return statistic.weigh_sampled(levels, probs)
         if isinstance(statistic, EmpiricalMean):
             return torch.full_like(levels, 1 / levels.shape[-1]) if probs is None else probs / probs.sum(-1, True)
@@ -304,6 +299,8 @@ def make_module(statistic: Statistic, levels: LevelsOrCount = None, probs: Any =
 def left_truncated_std(values: Tensor) -> Tensor:
     """DLTV's σ₊ = (1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})²)^½ of values (*batch, n), which are put in order first."""
     _require_tensor(values, "values")
+    if not values.shape[-1]:
+        raise ValueError(f"a spread needs at least one quantile, got values of the shape {tuple(values.shape)}")
     ordered = values.sort(dim=-1).values
     median = ordered[..., (values.shape[-1] - 1) // 2, None]
     return ((ordered - median).clamp_min(0) ** 2).mean(-1).div(2).sqrt()

@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -210,16 +210,22 @@ def report(
                 paths.append(pdf)
         except OSError as error:
             raise UsageError(f"{error}; choose another place with --out, --figures and --pdf") from error
-    for each in content.collection.unreadable:
-        print(f"note: {each.name} is left out: {each.reason}")
-    for name, loss in content.collection.losses:
-        print(f"note: {name}: {loss}")
-    for agent in content.not_loaded:
-        print(f"note: no saved agent is shown of {agent}")
+    for note in list_omissions(content):
+        print(f"note: {note}")
     if content.results.differences:
         print_table(differences_table(content))
     for path in paths:
         print(f"wrote {path}")
+
+
+def list_omissions(content: "Content") -> Iterator[str]:
+    """What a report leaves out, a sentence each."""
+    for each in content.collection.unreadable:
+        yield f"{each.name} is left out: {each.reason}"
+    for name, loss in content.collection.losses:
+        yield f"{name}: {loss}"
+    for agent in content.not_loaded:
+        yield f"no saved agent is shown of {agent}"
 
 
 def differences_table(content: "Content") -> Table:

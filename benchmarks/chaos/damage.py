@@ -249,7 +249,7 @@ def _read_report(place: Path, reference: Path, damage: Damage) -> str | None:
         gather(place, False, 0, lambda _: None)
     found = next((run for run in collection.runs if run.name == "run"), None)
     whole = _read_reference(reference)
-    if found is None or damage.is_forged or found.state != "finished" or getattr(found, "damage", ()):
+    if found is None or damage.is_forged or found.state != "finished" or found.losses:
         return None
     return _compare_records(found, whole)
 

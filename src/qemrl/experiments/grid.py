@@ -28,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qemrl.config.limits import check_count
 from qemrl.config.override import flatten
 from qemrl.config.serialize import without_defaults
 from qemrl.config.suggestions import suggestion
@@ -63,7 +64,6 @@ RESERVED = ("preset", "env", "seed", "num_seeds", "steps", "agent")
 """The settings of a run that the grid itself gives."""
 
 MOST_RUNS = 100_000
-MOST_STEPS = 10**12
 
 Overrides = Mapping[str, Any]
 
@@ -133,8 +133,7 @@ class Grid:
         for seed in self.seed_list:
             if not 0 <= seed < 2**32:
                 raise ValueError(f"seeds must lie in [0, 2³²), got {seed}")
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise ValueError(f"steps must be at least 1 and at most {MOST_STEPS:,}, got {self.steps!r}")
+        check_count("steps", self.steps)
 
     @property
     def seed_list(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -41,6 +42,10 @@ SYSTEM_CALLS = {
     "close": 500,
 }
 """System calls, and about how many of them an undisturbed run makes."""
+
+FORGOTTEN = re.compile(r"Exception ignored in: .*?\nKeyboardInterrupt", re.DOTALL)
+"""What Python prints of an interrupt that comes inside of a callback, such as JAX's for the collection of garbage: it
+goes on then, and so does the run."""
 
 SWEEPS = 0.06
 """The share of trials that disturb a sweep."""
@@ -80,7 +85,7 @@ class Strike(NamedTuple):
         """What is wrong with how it ended, if something is."""
         if self.code is None:
             return "it did not end"
-        if "Traceback" in self.said:
+        if "Traceback" in FORGOTTEN.sub("", self.said):
             return self.said[-3_000:]
         if not self.has_hit and self.code != 0:
             return f"it ended with {self.code}: {self.said[-1_000:]}"

@@ -83,6 +83,11 @@ def test_what_differs_from_the_undisturbed_run_is_found(tmp_path):
         (None, "", "it did not end"),
         (1, "some error", "it ended with 1"),
         (0, "Traceback (most recent call last)", "Traceback"),
+        (
+            0,
+            "Exception ignored in: <f>\nTraceback (most recent call last):\n  f()\nKeyboardInterrupt: \nfinished",
+            None,
+        ),
     ],
 )
 def test_how_a_process_ends_that_was_struck_is_checked(code, said, fault):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import actor_critic, estimator, scaling, tabular, value, variance
+from qemrl.training.files import write_atomic
 from qemrl.training.machine import code_commit
-from qemrl.training.run_directory import write_atomic
 
 Tell = Callable[[str], None]
 

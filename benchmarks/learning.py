@@ -31,8 +31,8 @@ from benchmarks.performance import Sheet, write_paragraph, write_table
 from benchmarks.turns import environment_for
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.plotting.curves import Curve
+from qemrl.training.files import write_atomic
 from qemrl.training.machine import code_commit
-from qemrl.training.run_directory import write_atomic
 
 Tell = Callable[[str], None]
 

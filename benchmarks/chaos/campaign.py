@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.chaos.runs import PATIENCE_SECONDS
 from benchmarks.machine import describe_machine
 from qemrl.experiments.worker import thread_variables
+from qemrl.training.files import write_atomic
 from qemrl.training.machine import code_commit
-from qemrl.training.run_directory import write_atomic
 
 SHARES: Mapping[str, float] = {"kills": 0.83, "damage": 0.1, "calls": 0.04, "cluster": 0.03}
 """What part of the time each part gets."""

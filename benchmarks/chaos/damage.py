@@ -21,7 +21,8 @@ from benchmarks.chaos.trials import Outcome, Trial, describe_error
 from qemrl.experiments.runs import RunRecord, read_run, read_runs
 from qemrl.report.content import gather
 from qemrl.training import checkpoint
-from qemrl.training.checkpoint import CheckpointError, compute_digest
+from qemrl.training.checkpoint import CheckpointError
+from qemrl.training.files import compute_digest
 
 FILES_PER_TRIAL = 20
 HEALTHY = "healthy"

@@ -25,7 +25,8 @@ from qemrl.experiments.ranges import Bounds, Choices, default_ranges, read_range
 from qemrl.experiments.tune import UNPRUNED_TRIALS, Tuner, Tuning, write_results
 from qemrl.experiments.worker import FAILED
 from qemrl.training.config import configure, read_config
-from qemrl.training.run_directory import RunDirectory, RunExistsError, RunLockedError
+from qemrl.training.files import RunLockedError
+from qemrl.training.run_directory import RunDirectory, RunExistsError
 
 ENV, STEPS, TRIALS = "probe/2", 400, 13
 TINY = {

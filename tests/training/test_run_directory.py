@@ -21,15 +21,9 @@ import pytest
 
 import qemrl
 from qemrl.training import checkpoint
+from qemrl.training.files import RunLockedError, RunWriteError, write_atomic
 from qemrl.training.machine import file_commit
-from qemrl.training.run_directory import (
-    ChangedConfigError,
-    RunDirectory,
-    RunExistsError,
-    RunLockedError,
-    RunWriteError,
-    write_atomic,
-)
+from qemrl.training.run_directory import ChangedConfigError, RunDirectory, RunExistsError
 
 CONFIG = {"type": "Run", "steps": 10, "estimator": {"type": "QEM", "order": 4}, "sizes": (1, 2)}
 
@@ -368,7 +362,8 @@ def test_a_second_process_is_told_who_holds_the_run(run):
     program = """
         import sys
         from pathlib import Path
-        from qemrl.training.run_directory import RunDirectory, RunLockedError
+        from qemrl.training.run_directory import RunDirectory
+        from qemrl.training.files import RunLockedError
         run = RunDirectory(Path(sys.argv[1]))
         try:
             with run.lock():
@@ -465,7 +460,8 @@ def test_a_write_that_fails_part_way_says_so_and_leaves_whole_lines(run):
 FULL = """
     import shutil, sys
     from pathlib import Path
-    from qemrl.training.run_directory import RunDirectory, RunWriteError
+    from qemrl.training.run_directory import RunDirectory
+    from qemrl.training.files import RunWriteError
 
     run = RunDirectory.create(Path(sys.argv[1]) / "run", {}, {})
     count = 0

@@ -104,8 +104,9 @@ def write_json(data: dict, path: Path | None) -> None:
 @contextlib.contextmanager
 def usage() -> Iterator[None]:
     """Turn what cannot be done as it is asked for into a usage error, also where something has begun to run."""
+    from qemrl.training.files import RunLockedError
     from qemrl.training.machine import MemoryShortageError
-    from qemrl.training.run_directory import RunExistsError, RunLockedError
+    from qemrl.training.run_directory import RunExistsError
 
     try:
         yield

@@ -55,8 +55,9 @@ def find_exit_code(error: Exception) -> int | None:
     from qemrl.export import ExportError
     from qemrl.training.callbacks import CallbackError
     from qemrl.training.checkpoint import CheckpointError
+    from qemrl.training.files import RunLockedError, RunWriteError
     from qemrl.training.machine import MemoryShortageError
-    from qemrl.training.run_directory import RunExistsError, RunLockedError, RunWriteError
+    from qemrl.training.run_directory import RunExistsError
     from qemrl.training.train import NonFiniteTrainingError
 
     if isinstance(error, OSError | InterfaceError):

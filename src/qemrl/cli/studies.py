@@ -195,7 +195,7 @@ def report(
     from qemrl.report.content import gather
     from qemrl.report.figures import write_figures, write_pdf
     from qemrl.report.page import make_page
-    from qemrl.training.run_directory import write_atomic
+    from qemrl.training.files import write_atomic
 
     with show_status("reading runs") as status:
         content = gather(directory, agents, seed, lambda what: status.update(f"{escape(what)} …"), allow_imports)

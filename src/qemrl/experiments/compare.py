@@ -24,8 +24,9 @@ from qemrl.exploration import EpsilonGreedy
 from qemrl.plotting import style
 from qemrl.plotting.curves import Curve, draw_curves
 from qemrl.training.config import RunConfig, configure, read_config, require_complete
+from qemrl.training.files import write_atomic
 from qemrl.training.loops import check_imports, describe_environment
-from qemrl.training.run_directory import RunDirectory, find_differences, write_atomic
+from qemrl.training.run_directory import RunDirectory, find_differences
 
 LEAST_EVALUATIONS = 10
 """How many points a learning curve has at least."""

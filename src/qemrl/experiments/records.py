@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from qemrl.training.checkpoint import open_regular, parse_json
 from qemrl.training.config import RunConfig
+from qemrl.training.files import open_regular, parse_json
 from qemrl.training.run_directory import RunDirectory
 
 EVALUATION, TRAINING = "eval/mean_reward", "rollout/ep_rew_mean"

@@ -22,7 +22,8 @@ from qemrl.experiments.grid import Grid, Run
 from qemrl.experiments.records import read_progress
 from qemrl.experiments.worker import cause_of_failure
 from qemrl.training.config import create_run, read_config
-from qemrl.training.run_directory import RunDirectory, hold_lock, write_atomic
+from qemrl.training.files import hold_lock, write_atomic
+from qemrl.training.run_directory import RunDirectory
 
 POLL_EVERY_SECONDS = 1.0
 """How often the folders of running runs are polled."""

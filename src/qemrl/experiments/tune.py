@@ -42,7 +42,8 @@ from qemrl.experiments.sweep import Driver, RunStatus, State, read_first_status
 from qemrl.plotting import style
 from qemrl.plotting.tuning import TrialPoint, draw_history, draw_importance
 from qemrl.training.config import RunConfig, configure, read_config
-from qemrl.training.run_directory import RunExistsError, find_differences, hold_lock, write_atomic
+from qemrl.training.files import hold_lock, write_atomic
+from qemrl.training.run_directory import RunExistsError, find_differences
 from qemrl.training.train import NonFiniteTrainingError
 
 STUDY = "qemrl"

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qemrl.training.checkpoint import open_regular, parse_json
+from qemrl.training.files import open_regular, parse_json
 
 if TYPE_CHECKING:
     from qemrl.training.run_directory import RunDirectory
@@ -72,8 +72,9 @@ def work(path: Path, module: str = "") -> None:
     """
     from qemrl.envs.gym.catalog import split_id
     from qemrl.training.config import read_config
+    from qemrl.training.files import write_atomic
     from qemrl.training.loops import check_imports
-    from qemrl.training.run_directory import RunDirectory, write_atomic
+    from qemrl.training.run_directory import RunDirectory
     from qemrl.training.train import Stopped, train
 
     (path / FAILED).unlink(missing_ok=True)
@@ -94,7 +95,7 @@ def work(path: Path, module: str = "") -> None:
 
 
 def _wait_for_lock(run: "RunDirectory") -> None:
-    from qemrl.training.run_directory import RunLockedError
+    from qemrl.training.files import RunLockedError
 
     until = time.monotonic() + PATIENCE_SECONDS
     while True:

@@ -37,7 +37,7 @@ from qemrl.extras import require_extra
 from qemrl.plotting import style
 from qemrl.plotting.curves import draw_curves
 from qemrl.plotting.distributions import draw_episode
-from qemrl.training.run_directory import write_atomic
+from qemrl.training.files import write_atomic
 
 STATES = 32
 """On how many observations of an episode programs are compared with their agent."""

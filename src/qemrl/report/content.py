@@ -20,7 +20,7 @@ from qemrl.experiments.runs import (
 from qemrl.report.markup import NOTHING
 from qemrl.report.predictions import AgentPrediction, find_saved_agents, predict_returns
 from qemrl.report.results import Place, Results, compute_results
-from qemrl.training.checkpoint import open_regular, parse_json
+from qemrl.training.files import open_regular, parse_json
 
 AXES = ("env", "seed", "num_seeds")
 """Settings that tell runs of one algorithm apart."""

@@ -15,7 +15,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,17 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qemrl.training.files import FULL_DISK, compute_digest, format_canonical, open_regular, parse_json, sync_folder
+
 FORMAT = 1
 """The version of the format. Later ones keep `format` and `digest` in the manifest as they are."""
 
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The errors of a write that say that there is no room: on the disk, in the user's quota, or by the file size limit."""
-
-MOST_LEVELS = 100
-"""How deep lists and objects may lie within one another in JSON."""
-
 _CHUNK_BYTES = 1 << 22
-_LONG_NUMBER = re.compile(rb"\d{309}")
 _MANIFEST = "manifest.json"
 # `.old` exists only for a moment while a checkpoint of the same step is replaced; it is as good as any other.
 _NAME = re.compile(r"step_(\d{12,})(\.old)?")
@@ -72,7 +66,7 @@ def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mappin
     for name, array in arrays.items():
         _require_storable(name, array)
     meta = _require_json(meta)
-    needed = len(_canonical(meta)) + sum(array.nbytes + 4096 for array in arrays.values()) + 4096
+    needed = len(format_canonical(meta)) + sum(array.nbytes + 4096 for array in arrays.values()) + 4096
     temporary = folder / _TEMPORARY.format(f"step_{step:012d}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,64 +128,6 @@ def read_metas(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield _step(path), _read_manifest(path)["meta"]
 
 
-def open_regular(path: Path) -> io.FileIO:
-    """A file to read; a pipe or a device in its place is refused, and not waited for.
-
-    Raises:
-        OSError: There is no such file, or it is something else.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return io.FileIO(descriptor, "r")
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is not a regular file; remove it", str(path))
-
-
-def parse_json(text: bytes) -> Any:
-    """What a JSON text holds, which can then be computed with, walked through and printed.
-
-    Raises:
-        ValueError: It is none, or it holds what only malice explains: numbers that are larger than any float, text
-            that is not Unicode, or lists in lists, a hundred levels deep.
-    """
-    if _LONG_NUMBER.search(text):
-        raise ValueError("it holds a number of more than 308 digits")
-    try:
-        found = json.loads(text.decode())
-        if text.count(b"[") + text.count(b"{") > MOST_LEVELS and _has_more_levels(found):
-            raise RecursionError
-        if b"\\u" in text:  # half of a surrogate pair cannot be encoded
-            json.dumps(found, ensure_ascii=False).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeError as error:  # whose representation holds all of the text
-        raise ValueError(f"it is not Unicode: {error}") from None
-    return found
-
-
-def compute_digest(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a JSON document, but for the entry `digest`, in which it is kept."""
-    return hashlib.sha256(_canonical({key: document[key] for key in document if key != "digest"})).hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _has_more_levels(value: Any) -> bool:
-    """Whether a value has lists or objects within one another, more than `MOST_LEVELS` deep."""
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = list(itertools.chain.from_iterable(nested))
-    return bool(level)
-
-
 class _DamagedError(Exception):
     """A checkpoint is not whole."""
 
@@ -215,13 +151,9 @@ def _require_json(meta: Mapping[str, Any]) -> dict[str, Any]:
     if not text_keys(meta):  # JSON would turn 1 into "1"
         raise ValueError(f"the metadata of a checkpoint must have text for keys, at all depths; got {meta!r}")
     try:
-        return json.loads(_canonical(meta))
+        return json.loads(format_canonical(meta))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the metadata of a checkpoint must be JSON: {error}; got {meta!r}") from error
-
-
-def _canonical(document: Any) -> bytes:
-    return json.dumps(document, sort_keys=True, indent=1).encode("ascii")
 
 
 def _write_files(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
@@ -232,7 +164,7 @@ def _write_files(folder: Path, step: int, arrays: Mapping[str, np.ndarray], meta
         entries[name] = _write_array(folder / f"{index:05d}_{readable}.npy", array)
     document = {"format": FORMAT, "step": step, "arrays": entries, "meta": dict(meta)}
     with (folder / _MANIFEST).open("xb") as file:
-        file.write(_canonical(document | {"digest": compute_digest(document)}))
+        file.write(format_canonical(document | {"digest": compute_digest(document)}))
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
@@ -345,7 +277,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         document = parse_json(text)
         # A file that is not byte for byte what would be written for its content has been changed.
-        whole = document["digest"] == compute_digest(document) and text == _canonical(document)
+        whole = document["digest"] == compute_digest(document) and text == format_canonical(document)
         too_new = document["format"] > FORMAT
     except (ValueError, TypeError, KeyError) as error:
         raise _DamagedError(f"{_MANIFEST} cannot be read: {error}") from error

@@ -14,19 +14,28 @@ lock              held by the process that writes
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import math
 import os
 import platform
-import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qemrl.training.checkpoint import FULL_DISK, compute_digest, open_regular, parse_json, read_metas, sync_folder
+from qemrl.training.checkpoint import read_metas
+from qemrl.training.files import (
+    compute_digest,
+    explain_errors,
+    format_json,
+    hash_file,
+    hold_lock,
+    make_plain,
+    parse_json,
+    read_object,
+    write_atomic,
+)
+from qemrl.training.lines import append_line, is_record, read_lines, read_start, remove_damaged_lines
 from qemrl.training.machine import code_commit
 
 SUMS = "SHA256SUMS"
@@ -39,10 +48,6 @@ class RunExistsError(Exception):
     """The folder holds a run of another configuration."""
 
 
-class RunLockedError(Exception):
-    """Another process writes this run."""
-
-
 class ChangedConfigError(ValueError):
     """The configuration of a run is not the one that it was run with."""
 
@@ -51,10 +56,6 @@ class ChangedConfigError(ValueError):
             f"{path / 'config.json'} was changed or damaged: {'; '.join(changes)}. Restore it from a copy; for other "
             "settings, begin another run"
         )
-
-
-class RunWriteError(Exception):
-    """A file of a run could not be written."""
 
 
 class RunDirectory:
@@ -103,7 +104,7 @@ class RunDirectory:
         # A crash in this very function may have left a temporary file.
         if path.is_dir() and any(not item.match(".config.json.*.tmp") for item in path.iterdir()):
             raise ValueError(f"{path} is not empty and holds no run; choose another folder with --out")
-        with _explain_errors(path):
+        with explain_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         _write_config(path, _provenance() | {"config": dict(config_json), "extra": dict(extra)})
         return cls(path)
@@ -141,7 +142,7 @@ class RunDirectory:
         Raises:
             ValueError: It cannot be read.
         """
-        return _read_object(self.path / "DONE") or {}
+        return read_object(self.path / "DONE") or {}
 
     def find_damage(self) -> list[str]:
         """What is known to be lost or changed of a finished run, a sentence each."""
@@ -163,7 +164,7 @@ class RunDirectory:
             return {SUMS: f"{SUMS} cannot be read: {self._metrics.name} and {self._timing.name} are unverified"}
         changes = {}
         for file in (self._metrics, self._timing):
-            if file.exists() and f"{_hash_file(file)}  {file.name}\n" not in sums:
+            if file.exists() and f"{hash_file(file)}  {file.name}\n" not in sums:
                 changes[file.name] = f"{file.name} is not what it was when the run finished: its checksum is another"
             elif not file.exists() and f"  {file.name}\n" in sums:
                 changes[file.name] = f"{file.name} is missing"
@@ -189,13 +190,13 @@ class RunDirectory:
     def has_metrics_of(self, meta: Mapping[str, Any]) -> bool:
         """Whether metrics.jsonl still begins with what it was at a checkpoint with these metadata."""
         size = meta["metrics_bytes"]
-        there = _read_start(self._metrics, size)
+        there = read_start(self._metrics, size)
         if len(there) < size:
             return False
         if "metrics_sha256" in meta:
             return hashlib.sha256(there).hexdigest() == meta["metrics_sha256"]
         *lines, rest = there.split(b"\n")
-        return not rest and all(_is_record(line, METRICS_TAGS) for line in lines)
+        return not rest and all(is_record(line, METRICS_TAGS) for line in lines)
 
     def restore_metrics(self, step: int, meta: Mapping[str, Any]) -> list[str]:
         """Take metrics.jsonl back to the checkpoint of a step with these metadata, from which the run goes on.
@@ -210,11 +211,11 @@ class RunDirectory:
             self.truncate_metrics(meta["metrics_bytes"])
         else:
             is_short = self.metrics_bytes < meta["metrics_bytes"]
-            found = _remove_damaged_lines(self._metrics, METRICS_TAGS, step)
+            found = remove_damaged_lines(self._metrics, METRICS_TAGS, step)
             if is_short:
                 found.append(f"metrics.jsonl: what came after step {self._last_step():,} was lost")
             found = found or [WRONG_NUMBERS]
-        untimed = _remove_damaged_lines(self._timing, ("step",), None)
+        untimed = remove_damaged_lines(self._timing, ("step",), None)
         steps, timed = ({each["step"] for each in read()} for read in (self.read_metrics, self.read_timing))
         if steps - timed and not untimed:
             untimed = [f"timing.jsonl has lost {len(steps - timed):,} of {len(steps):,} lines"]
@@ -226,33 +227,33 @@ class RunDirectory:
 
         Arrays become lists, and numbers that are not finite null, as JSON has none.
         """
-        _append(self._metrics, record)
+        append_line(self._metrics, record)
 
     def append_timing(self, record: Mapping[str, Any]) -> None:
         """Add a line to timing.jsonl: the step, and values by tag, which may depend on the clock and the machine."""
-        _append(self._timing, record)
+        append_line(self._timing, record)
 
     def truncate_metrics(self, size: int) -> None:
         """Take metrics.jsonl back to its first bytes, which end with a line."""
-        with _explain_errors(self._metrics), self._metrics.open("a+b") as file:
+        with explain_errors(self._metrics), self._metrics.open("a+b") as file:
             file.truncate(size)
             os.fsync(file.fileno())
 
     def replace_metrics(self, records: Iterable[Mapping[str, Any]], timing: Iterable[Mapping[str, Any]]) -> None:
         """Write metrics.jsonl and timing.jsonl anew."""
-        write_atomic(self._metrics, "".join(map(_json, records)))
-        write_atomic(self._timing, "".join(map(_json, timing)))
+        write_atomic(self._metrics, "".join(map(format_json, records)))
+        write_atomic(self._timing, "".join(map(format_json, timing)))
 
     def read_metrics(self, size: int | None = None) -> list[dict[str, Any]]:
         """The records of metrics.jsonl; a last line that is being written, or was cut by a crash, is left out.
 
         With a size, only those are read that were there at the checkpoint with these `metrics_bytes`.
         """
-        return _read_lines(self._metrics, size)
+        return read_lines(self._metrics, size)
 
     def read_timing(self) -> list[dict[str, Any]]:
         """The records of timing.jsonl, in the same way; a part that was done again is there twice."""
-        return _read_lines(self._timing)
+        return read_lines(self._timing)
 
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
         """What evaluations/NAME.json holds; None if there is no such file.
@@ -261,7 +262,7 @@ class RunDirectory:
             ValueError: It cannot be read, or has a wrong checksum.
         """
         file = self.path / "evaluations" / f"{name}.json"
-        found = _read_object(file)
+        found = read_object(file)
         if found is None or "digest" not in found:
             return found
         if found.pop("digest") != compute_digest(found):
@@ -273,18 +274,18 @@ class RunDirectory:
         if not name or Path(name).name != name or name.startswith("."):
             raise ValueError(f"the name of an evaluation must be a valid file name, got {name!r}")
         folder = self.path / "evaluations"
-        with _explain_errors(folder):
+        with explain_errors(folder):
             folder.mkdir(exist_ok=True)
-        plain = _plain(data, "")
-        write_atomic(folder / f"{name}.json", _json(plain | {"digest": compute_digest(plain)}, indent=2))
+        plain = make_plain(data, "")
+        write_atomic(folder / f"{name}.json", format_json(plain | {"digest": compute_digest(plain)}, indent=2))
         return folder / f"{name}.json"
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Mark the run as finished, with checksums of what reports read."""
         files = [file for file in (self._metrics, self._timing) if file.exists()]
-        write_atomic(self.path / SUMS, "".join(f"{_hash_file(file)}  {file.name}\n" for file in files))
+        write_atomic(self.path / SUMS, "".join(f"{hash_file(file)}  {file.name}\n" for file in files))
         damage = {"damage": self.damage} if self.damage else {}
-        write_atomic(self.path / "DONE", _json({**summary, **damage, "config": self.config}, indent=2))
+        write_atomic(self.path / "DONE", format_json({**summary, **damage, "config": self.config}, indent=2))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -292,7 +293,7 @@ class RunDirectory:
 
         What a process that was killed had not yet put in its place (see `write_atomic`) is removed.
         """
-        with _explain_errors(self.path / "lock"):
+        with explain_errors(self.path / "lock"):
             file = (self.path / "lock").open("a+b", buffering=0)
         with file, hold_lock(file, f"{self.path} is being written"):
             for half in (*self.path.glob(".*.tmp"), *self.path.glob("evaluations/.*.tmp")):
@@ -325,155 +326,6 @@ class RunDirectory:
         return self.path / "timing.jsonl"
 
 
-@contextlib.contextmanager
-def hold_lock(file: Any, busy: str) -> Iterator[None]:
-    """Hold a file that is open for appending, and write into it who does; `busy` is said if somebody else does.
-
-    Raises:
-        RunLockedError: Another process holds it.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().decode().strip() or "that has just begun"
-        raise RunLockedError(
-            f"{busy} by process {holder}; wait for it, stop it, or choose another folder with --out"
-        ) from None
-    try:
-        with _explain_errors(Path(file.name)):
-            file.truncate(0)
-            file.write(f"{os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
-    finally:
-        # Unlocked explicitly, because a forked child that is still alive shares the lock.
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there as a whole or not at all, and on disk when this returns."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with _explain_errors(path):
-            with temporary.open("wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into one that says which file it was and what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            message = f"{path} could not be written: the disk or a quota is full; make room, then resume the run"
-        else:
-            message = f"{path} could not be written: {error}"
-        raise RunWriteError(message) from error
-
-
-def _append(path: Path, record: Mapping[str, Any]) -> None:
-    line = _json(record).encode()
-    step = json.loads(line).get("step")
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"a record needs a whole number ≥ 0 under 'step', got {step!r}")
-    with _explain_errors(path), path.open("a+b", buffering=0) as file:
-        size = _end_of_lines(file)
-        file.truncate(size)
-        try:
-            rest = line
-            while rest:
-                rest = rest[file.write(rest) :]
-        except BaseException:
-            file.truncate(size)  # no half lines, also on a full disk
-            raise
-
-
-def _read_lines(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines of a file, or of its first bytes; none if there is no file."""
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes()[:size].split(b"\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(parse_json(line))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
-    return records
-
-
-def _read_start(path: Path, size: int | None) -> bytes:
-    """The first bytes of a file; none if there is no file."""
-    return path.read_bytes()[:size] if path.exists() else b""
-
-
-def _is_record(line: bytes, tags: Sequence[str]) -> bool:
-    """Whether a line can be one of metrics.jsonl or timing.jsonl, which have whole numbers for these tags."""
-    try:
-        record = parse_json(line)
-        return all(type(record[tag]) is int for tag in tags) and all(
-            _is_value(value) for tag, value in record.items() if tag != "machine"
-        )
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
-def _is_value(value: Any) -> bool:
-    """Whether a value can be that of a tag: null, a finite number, or a list of values."""
-    if isinstance(value, list):
-        return all(map(_is_value, value))
-    return value is None or (isinstance(value, int | float) and abs(value) < math.inf)
-
-
-def _remove_damaged_lines(path: Path, tags: Sequence[str], last: int | None) -> list[str]:
-    """Keep those lines of a file that are records, of steps up to the last if one is given; returns which were none.
-
-    If there are any, the file as it was stays as NAME.damaged.
-    """
-    content = _read_start(path, None)
-    *lines, _ = content.split(b"\n")
-    good = [_is_record(line, tags) for line in lines]
-    lost = [f"{path.name}: line {number} was damaged" for number, is_good in enumerate(good, start=1) if not is_good]
-    kept = [line for line, is_good in zip(lines, good, strict=True) if is_good]
-    if last is not None:
-        kept = [line for line in kept if parse_json(line)["step"] <= last]
-    if lost:
-        write_atomic(path.with_name(f"{path.name}.damaged"), content)
-    if len(kept) < len(lines):
-        write_atomic(path, b"".join(line + b"\n" for line in kept))
-    return lost
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is no file.
-
-    Raises:
-        ValueError: There is something else in it.
-    """
-    try:
-        with open_regular(path) as file:
-            found = parse_json(file.read())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} cannot be read: it holds no JSON object")
-    return found
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _refuse_strange_items(folder: Path) -> None:
     """Raise if something in the folder of a run leads out of it, or is neither a file nor a folder."""
     with os.scandir(folder) as items:
@@ -498,41 +350,6 @@ def _write_config(folder: Path, record: Mapping[str, Any]) -> None:
     """Write config.json, with its checksum."""
     sealed = {**record, "digest": compute_digest(record)}
     write_atomic(folder / "config.json", json.dumps(sealed, indent=2, sort_keys=True, allow_nan=False) + "\n")
-
-
-def _end_of_lines(file: Any) -> int:
-    """Where the last whole line ends; what comes after was cut by a crash."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 4096)
-        file.seek(start)
-        block = file.read(end - start)
-        if b"\n" in block:
-            return start + block.rindex(b"\n") + 1
-        end = start
-    return 0
-
-
-def _json(data: Mapping[str, Any], indent: int | None = None) -> str:
-    return json.dumps(_plain(data, ""), indent=indent, allow_nan=False) + "\n"
-
-
-def _plain(value: Any, place: str) -> Any:
-    """A value as JSON has it: arrays as lists, and null for a number that is not finite."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ValueError(f"names must be text, got {key!r} in {place or 'the record'}")
-        return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, place) for item in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist(), place)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    raise ValueError(f"{place or 'the record'} holds a {type(value).__name__}, which is not JSON: {value!r}")
 
 
 def _as_read(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from qemrl.config.serialize import to_json
 from qemrl.extras import require_extra
 from qemrl.training.callbacks import Callback, CallbackError, Reason
-from qemrl.training.checkpoint import open_regular, parse_json
 from qemrl.training.config import RunConfig
 from qemrl.training.evaluation import Evaluation
+from qemrl.training.files import open_regular, parse_json, write_atomic
 from qemrl.training.loops import Evaluator, Loop
-from qemrl.training.run_directory import RunDirectory, write_atomic
+from qemrl.training.run_directory import RunDirectory
 from qemrl.training.schedule import Record
 from qemrl.training.video import VideoWarning, record_episode
 

@@ -15,13 +15,13 @@ PATIENCE_SECONDS = 240.0
 
 
 def try_cluster(trial: Trial) -> Outcome:
-    """Kill a node, the head, the driver, in an order of chance; then finish."""
+    """Kill a node, the head and the driver of three clusters, in an order of chance; then finish on a fourth."""
     chance, outcome, folder = trial.chance, Outcome(), trial.folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "grid.toml").write_text(GRID, encoding="utf-8")
     out, history = folder / "sweep", []
-    for victim in (*chance.sample(("node", "head", "driver"), 2), "nobody"):
+    for victim in (*chance.sample(("node", "head", "driver"), 3), "nobody"):
         kind = f"Ray, {victim} killed"
         cluster = RayCluster()
         try:

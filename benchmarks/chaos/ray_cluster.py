@@ -13,7 +13,7 @@ HERE: dict[str, Any] = {"node_ip_address": "127.0.0.1"}
 if __name__ == "__main__":
     # The head has no cores, so that runs are on the others.
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE})
-    nodes = []
+    nodes, address = [], cluster.address
     try:
         for line in sys.stdin:
             match line.strip():
@@ -23,6 +23,8 @@ if __name__ == "__main__":
                     cluster.remove_node(nodes.pop(0), allow_graceful=False)
                 case "kill head":
                     cluster.remove_node(cluster.head_node, allow_graceful=False)
-            print(cluster.address, flush=True)
-    finally:
-        cluster.shutdown()
+            print(address, flush=True)
+    finally:  # not by the cluster itself, which would wait for a head that may be dead
+        for node in (*nodes, cluster.head_node):
+            if node is not None:
+                node.kill_all_processes(check_alive=False, allow_graceful=False)

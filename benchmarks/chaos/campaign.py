@@ -45,7 +45,7 @@ class Record:
 
     seed: int
     trials: Counter[str] = field(default_factory=Counter)
-    """How many trials of each part there were: the number of the next one."""
+    """The number of the next trial of each part."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     """What they took."""
@@ -155,10 +155,14 @@ class Worker:
         what = f"the process that did trial {number} " + (f"ended with {code}" if is_answered else "did not answer")
         return {"tried": {}, "failures": [{"kind": f"{part}, the process", "verdict": verdict, "what": what}]}
 
-    def close(self) -> None:
-        """End the process, and what it has started."""
+    def kill(self) -> None:
+        """End the process."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, and let go of what belongs to it."""
+        self.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.log):
             if stream is not None:
@@ -166,15 +170,14 @@ class Worker:
 
 
 def run(record: Record, file: Path, work: Path, seconds: float, cores: int, parts: Sequence[str], tell: Tell) -> None:
-    """Do trials for so long; what they find is kept after each of them."""
-    lock, until = threading.Lock(), time.monotonic() + seconds
+    """Do trials for so long, or until Ctrl-C; what they find is kept after each of them."""
+    lock, stop, until = threading.Lock(), threading.Event(), time.monotonic() + seconds
     record.commits = list(dict.fromkeys([*record.commits, code_commit() or "unknown"]))
     begun = Counter(record.trials)
     spent = {part: record.seconds.get(part, 0.0) for part in parts}
 
-    def work_on_core() -> None:
-        workers: dict[str, Worker] = {}
-        while time.monotonic() < until:
+    def work_on_core(workers: dict[str, Worker]) -> None:
+        while time.monotonic() < until and not stop.is_set():
             with lock:
                 part = min(parts, key=lambda name: spent[name] / SHARES[name])
                 number, begun[part] = begun[part], begun[part] + 1
@@ -183,10 +186,10 @@ def run(record: Record, file: Path, work: Path, seconds: float, cores: int, part
             if part not in workers or workers[part].process.poll() is not None:
                 workers[part] = Worker(part, record.seed, work)
             outcome = workers[part].attempt(part, number)
-            if outcome is None:
+            if outcome is None or stop.is_set():
                 break
             with lock:
-                record.trials[part] += 1
+                record.trials[part] = max(record.trials[part], number + 1)
                 took = time.monotonic() - start
                 record.seconds[part] = record.seconds.get(part, 0.0) + took
                 spent[part] += took - AHEAD_SECONDS
@@ -196,9 +199,14 @@ def run(record: Record, file: Path, work: Path, seconds: float, cores: int, part
         for worker in workers.values():
             worker.close()
 
+    on_cores: list[dict[str, Worker]] = [{} for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:
-        for done in [pool.submit(work_on_core) for _ in range(cores)]:
-            done.result()
+        try:
+            list(pool.map(work_on_core, on_cores))
+        finally:
+            stop.set()
+            for worker in [each for workers in on_cores for each in list(workers.values())]:
+                worker.kill()
 
 
 def repeat(part: str, number: int, seed: int, work: Path) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class RayEngine:
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
         if address is None:
             options |= {
+                "address": "local",  # a new one, whatever Ray finds on this machine, alive or dead
                 "num_cpus": cores or available_cores(),
                 "include_dashboard": False,
                 "_node_ip_address": LOOPBACK,

@@ -46,6 +46,7 @@ LONGEST = (
     "tests/contract/qem-dsac-iqn",
     "tests/paper/test_items.py",
     "tests/training/test_safety.py",
+    "tests/benchmarks/test_bench_chaos.py",
     "tests/contract/td3",
     "tests/contract/tqc",
     "tests/contract/iqem-dqn",

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from benchmarks.turns import Turn
 from qemrl.agents.value import NetworkConfig
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.envs.gym.atari import protocol_for
 from qemrl.exploration import EpsilonGreedy
 from qemrl.replay.config import ReplayConfig

@@ -19,7 +19,8 @@ from benchmarks.iterations import make_iteration
 from benchmarks.machine import describe_machine
 from benchmarks.timing import Timing, time_in_turns
 from qemrl.agents.presets import AgentConfig
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.training.config import configure
 from qemrl.training.loops import describe_environment, make_loop
 

@@ -12,7 +12,7 @@ from benchmarks.timing import time_in_turns
 from qemrl.agents.names import EnvFamily
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.q_estimator import MOMENTS_EVERY
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import (
     QEM,
     CountedVariance,

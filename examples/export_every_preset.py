@@ -15,7 +15,7 @@ import numpy as np
 
 import qemrl
 from qemrl.agents.names import ACTOR_CRITICS, SUMMARIES
-from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.export.program import FORMATS, TOLERANCE, ExportError, LevelSource, make_policy, measure_difference
 
 STATES = 64

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import qemrl
-from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.experiments.episodes import play_episode
 from qemrl.experiments.runs import RunRecord, read_runs
 from qemrl.experiments.statistics import mean_interval

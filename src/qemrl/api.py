@@ -25,7 +25,7 @@ from qemrl.config.override import convert, flatten, override
 from qemrl.config.registry import AXES
 from qemrl.config.serialize import to_json
 from qemrl.distributional.ensembles import pool_members
-from qemrl.distributional.representations import check_compatible
+from qemrl.distributional.representation import check_compatible
 from qemrl.envs.gym.given import Given, GivenEnvs
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.envs.gym.spaces import encode

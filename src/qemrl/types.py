@@ -46,6 +46,9 @@ class Step(NamedTuple):
     next_mask: Bool[Array, "envs actions"] | None = None
     """The actions allowed in the next observation; None where the environment always allows all."""
 
+    member_mask: Bool[Array, "envs members"] | None = None
+    """Which members of an ensemble learn from this; None where all do."""
+
 
 class Batch(NamedTuple):
     """Transitions to learn from; n-step returns and terminations are folded into reward and discount."""
@@ -62,6 +65,9 @@ class Batch(NamedTuple):
     next_mask: Bool[Array, "batch actions"] | None
     weight: Float[Array, " batch"]
     """The importance weight of prioritized replay; one where sampling is uniform."""
+
+    member_mask: Bool[Array, "batch members"] | None = None
+    """Which members of an ensemble learn from each transition; None where all do."""
 
 
 class UnsupportedEnvironment(ValueError):  # noqa: N818 - what it is, not that it is an error

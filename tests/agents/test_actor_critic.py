@@ -36,7 +36,7 @@ from toy_actor_critics import (
 
 from qemrl.agents.policies import FixedTemperature
 from qemrl.distributional.ensembles import SmallestCritic
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, CVaR, EmpiricalMean
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

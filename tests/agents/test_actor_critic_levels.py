@@ -21,7 +21,7 @@ from toy_actor_critics import (
     transitions,
 )
 
-from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

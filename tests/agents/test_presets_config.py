@@ -15,8 +15,10 @@ from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.agents.value_presets import VALUE_PRESETS, VALUE_SETTINGS
 from qemrl.config.serialize import from_json, to_json
+from qemrl.distributional.atoms import Categorical, GaussianHistogram, Scalar
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import CPW, QEM, CVaR, EmpiricalMean, MeanStd, TailVariance, VaR, Wang
 from qemrl.exploration import BonusExploration, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus, SqrtLogDecay
 from qemrl.replay import ReplayConfig
@@ -60,10 +62,10 @@ def comes_back(config) -> bool:
 
 @pytest.mark.parametrize("preset", VALUE_PRESETS)
 def test_switches_of_value_agents_come_back_from_json_too(preset):
-    plain = PRESETS[preset].configure("classic")
+    plain = VALUE_PRESETS[preset]("classic")
     config = replace(
         plain,
-        double=True,
+        double=not plain.munchausen,
         network=NetworkConfig("mlp", (8, 4), (16,), dueling=True, noisy=True),
         optimizer=AdamConfig(0.1, 0.2, 10.0),
         replay=ReplayConfig(10, 3, True, 0.5, 0.4),
@@ -320,7 +322,8 @@ def test_a_preset_that_is_not_there_gets_a_suggestion():
     ("settings", "message"),
     [
         ({"estimator": QEM(), "representation": Scalar()}, "QEM needs quantiles, and Scalar has none"),
-        ({"estimator": QEM(), "representation": Categorical()}, "QEM needs quantiles, and Categorical has"),
+        ({"estimator": QEM(), "representation": GaussianHistogram()}, "QEM needs quantiles, and GaussianHistogram has"),
+        ({"estimator": QEM(), "representation": Categorical(3)}, "QEM needs at least 4 quantiles, got num_atoms=3"),
         (
             {"estimator": QEM(order=4), "representation": FixedQuantiles(3)},
             "QEM needs at least 4 quantiles, got num_quantiles=3",

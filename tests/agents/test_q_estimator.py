@@ -16,8 +16,9 @@ from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.q_estimator import GRID, MOMENTS_EVERY, Prediction, QEstimator
 from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.distributional.losses import quantile_innovations
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import (
     QEM,
     CountedVariance,
@@ -190,7 +191,8 @@ def test_moments_of_drawn_levels_are_kept_on_a_grid():
     assert variance_state.innovations.shape == variance_state.curvature.shape == (GRID,)
     assert (np.asarray(variance_state.innovations) > 0).all()
     dist = agent.predict_distribution(state.params, batches[0].observation)
-    variance_inputs = QEstimator(config.estimator, config.representation)._inputs(Prediction(dist), variance_state)
+    estimate_q = QEstimator(config.estimator, config.representation)
+    variance_inputs = estimate_q._inputs(dist, Prediction(dist), variance_state)
     assert variance_inputs.curvature is not None
     expected = np.interp(midpoints(8), midpoints(GRID), variance_state.curvature)
     np.testing.assert_allclose(variance_inputs.curvature, expected, rtol=1e-5)

@@ -12,7 +12,9 @@ import pytest
 from qemrl.agents.agent import AgentState, View
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueAgent, ValueConfig
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.atoms import Scalar
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, EmpiricalMean
 from qemrl.exploration import EpsilonGreedy
 from qemrl.types import Batch, EnvSpec

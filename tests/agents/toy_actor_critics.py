@@ -15,8 +15,9 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetwo
 from qemrl.agents.agent import AgentState
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Choice, Deterministic, FixedTemperature, TanhGaussian
+from qemrl.distributional.atoms import Scalar
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
-from qemrl.distributional.representations import FixedQuantiles, Scalar
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, TailVariance
 from qemrl.types import ActionBox, Batch, EnvSpec
 

@@ -20,7 +20,7 @@ from benchmarks.roofline import product_operations
 from benchmarks.turns import Turn
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.policies import FixedTemperature
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.training.loops import describe_environment
 
 SPEC = SPECS[FAMILY]

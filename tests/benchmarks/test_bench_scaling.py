@@ -18,7 +18,8 @@ from benchmarks.scaling import (
     with_quantiles,
 )
 from benchmarks.timing import Timing
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.training.config import configure
 
 

@@ -25,7 +25,8 @@ from benchmarks.qemrl_value import TASKS, settings, take_turn
 from benchmarks.roofline import layer_multiply_adds, matrix_multiply_peak, update_operations
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueAgent, ValueConfig
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.exploration import EpsilonGreedy
 from qemrl.training.loops import describe_environment
 

@@ -9,7 +9,7 @@ from benchmarks.iterations import SPECS
 from benchmarks.variance import CASES, MODELS, Case, configurations, make_iterations
 from qemrl.agents.q_estimator import MOMENTS_EVERY
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM
 
 

@@ -21,8 +21,10 @@ from qemrl.config.describe import list_settings
 from qemrl.config.override import override
 from qemrl.config.registry import AXES, collect_classes
 from qemrl.config.serialize import from_json, to_json
+from qemrl.distributional.atoms import Categorical, Scalar
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, CVaR, EmpiricalMean, HeadsVariance, SparsityVariance, TailVariance
 from qemrl.experiments.grid import Grid
 from qemrl.experiments.sweep import Sweep

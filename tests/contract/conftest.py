@@ -19,7 +19,7 @@ from small_loops import DISTINCT, LEARNERS, compiled_loop, host_loop, tiny
 
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import AgentState
-from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.envs.gym.jax_adapter import JaxEnvAdapter
 from qemrl.envs.jax.probes import BOX_PROBES, PROBES
 from qemrl.training.compiled_loop import CompiledLoop

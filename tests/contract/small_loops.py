@@ -10,8 +10,10 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetwo
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature, TanhGaussian
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
+from qemrl.distributional.atoms import Categorical, Scalar
 from qemrl.distributional.ensembles import PooledTruncation
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.envs.gym.host_envs import make_host_envs
 from qemrl.envs.jax.env import JaxEnv
 from qemrl.exploration import EpsilonGreedy

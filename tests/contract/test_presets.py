@@ -17,8 +17,8 @@ from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, FixedTemperature
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import ValueConfig
+from qemrl.distributional.atoms import Scalar
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import Scalar
 from qemrl.estimators import QEM, CVaR
 from qemrl.replay import HostReplay, ReplayConfig
 from qemrl.types import Step

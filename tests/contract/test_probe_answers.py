@@ -4,7 +4,7 @@ import numpy as np
 from mixed_probes import ALL, box_of, common_box, moved
 from scipy.stats import norm
 
-from qemrl.distributional.representations import Scalar
+from qemrl.distributional.atoms import Scalar
 from qemrl.envs.jax.probes import REWARD_MEAN, REWARD_STD
 
 DISCOUNT = 0.8

@@ -5,17 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from qemrl.distributional.atoms import Categorical, Scalar
+from qemrl.distributional.implicit import LEVEL_SAMPLERS, ImplicitHead, ImplicitQuantiles
 from qemrl.distributional.losses import quantile_huber
-from qemrl.distributional.representations import (
-    LEVEL_SAMPLERS,
-    Categorical,
-    FixedQuantiles,
-    ImplicitHead,
-    ImplicitQuantiles,
-    Purpose,
-    Scalar,
-    select_action_distribution,
-)
+from qemrl.distributional.quantiles import FixedQuantiles
+from qemrl.distributional.representation import Purpose, select_action_distribution
 from qemrl.estimators import QEM
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Linear

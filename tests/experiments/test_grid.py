@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qemrl.agents.optimizer import AdamConfig
-from qemrl.distributional.representations import ImplicitQuantiles
+from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.estimators import QEM, ConstantVariance, TailVariance
 from qemrl.experiments.builtin_grids import builtin_grids, summary
 from qemrl.experiments.grid import Grid, Run, read_grid

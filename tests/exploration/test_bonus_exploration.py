@@ -7,7 +7,9 @@ import pytest
 from scipy.special import ndtri
 
 from qemrl.agents.value import ValueConfig
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.atoms import Categorical, GaussianHistogram, Scalar
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, TailVariance, midpoints
 from qemrl.exploration import (
     ActionContext,
@@ -189,9 +191,9 @@ def test_in_evaluation_actions_are_random_as_often_as_asked():
     [
         (LeftTruncatedStdBonus(), Scalar(), "LeftTruncatedStdBonus needs a return distribution"),
         (StdBonus(), Scalar(), "StdBonus needs a return distribution"),
-        (LeftTruncatedStdBonus(released=True), Categorical(), "upper half of quantiles, and Categorical has none"),
+        (LeftTruncatedStdBonus(released=True), GaussianHistogram(), "needs quantiles, and GaussianHistogram has none"),
         (QEMStdBonus(), Scalar(), "QEM needs quantiles, and Scalar has none"),
-        (QEMStdBonus(), Categorical(), "QEM needs quantiles, and Categorical has none"),
+        (QEMStdBonus(), GaussianHistogram(), "QEM needs quantiles, and GaussianHistogram has none"),
         (QEMStdBonus(QEM(5)), FixedQuantiles(4), "QEM needs at least 5 quantiles, got num_quantiles=4"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qemrl.agents.value import NetworkConfig
-from qemrl.distributional.representations import Scalar
+from qemrl.distributional.atoms import Scalar
 from qemrl.exploration import ActionContext, BonusExploration, CountBonus, LinearDecay
 from qemrl.exploration.counts import Counts, state_index
 from qemrl.training.compiled_loop import CompiledLoop

@@ -18,7 +18,7 @@ from qemrl.agents.optimizer import apply_gradient, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator
 from qemrl.agents.target_networks import polyak_update
 from qemrl.distributional.losses import backup
-from qemrl.distributional.representations import Purpose
+from qemrl.distributional.representation import Purpose
 from qemrl.estimators import Statistic
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Dense, Key, Linear
@@ -207,6 +207,10 @@ class ActorCriticAgent:
         """None: nothing is added to rewards."""
         del actor
 
+    def member_mask(self, num_envs: int, key: Key) -> None:
+        """None: every critic learns from every transition."""
+        del num_envs, key
+
     # Learning
 
     def update(
@@ -266,8 +270,8 @@ class ActorCriticAgent:
         """The sum over the members, each of which learns from the same target."""
         action, first = from_box(self.box, batch.action), jnp.zeros(batch.reward.shape, jnp.int32)
         losses = [
-            self.config.representation.loss(critic.head, critic.torso(batch.observation, action), first, target, key)
-            for critic in critics
+            self.config.representation.loss(head, features, first, target, key)
+            for head, features in self._heads(critics, batch.observation, action)
         ]
         total = jnp.sum(jnp.concatenate(losses, axis=1), axis=1)
         return jnp.mean(batch.weight * total), total
@@ -320,7 +324,8 @@ class ActorCriticAgent:
         """The critics' return distributions [batch, members, n], all at the same levels."""
         representation = self.config.representation
         dists = [
-            representation.predict(critic.head, critic.torso(observation, action), purpose, key) for critic in critics
+            representation.predict(head, features, purpose, key)
+            for head, features in self._heads(critics, observation, action)
         ]
         values = jnp.concatenate([dist.values[:, :, 0] for dist in dists], axis=1)
         levels, probs = dists[0].levels, dists[0].probs
@@ -328,12 +333,19 @@ class ActorCriticAgent:
             values, levels if levels.ndim == 1 else levels[:, :, 0], None if probs is None else probs[:, :, 0]
         )
 
+    def _heads(self, critics: tuple[Critic, ...], observation: Any, action: Array) -> list[tuple[Any, Array]]:
+        """The critics' heads with what they share, and their features."""
+        features = [critic.torso(observation, action) for critic in critics]
+        follow, leader = self.config.representation.follow, critics[0].head
+        heads = [leader, *(follow(critic.head, leader, features[0]) for critic in critics[1:])]
+        return list(zip(heads, features, strict=True))
+
     def predict_distribution(self, params: ActorCritic, observation: Any, actions: Array | None = None) -> ReturnDist:
         """That of the action that the policy prefers, or of one that is given for each observation."""
         policy = self.config.policy
         action = policy.mode(params.policy(observation)) if actions is None else from_box(self.box, actions)
-        values, levels, probs = self.predict(params.critics, observation, action, "report", None)
-        return ReturnDist(values[:, :, None], levels, probs)
+        dist = self.predict(params.critics, observation, action, "report", None)
+        return ReturnDist(*(each if each is None or each.ndim == 1 else each[:, :, None] for each in dist))
 
     def q_values(self, params: ActorCritic, observation: Any) -> Float[Array, "batch 1"]:
         """Q of the action that the policy prefers."""

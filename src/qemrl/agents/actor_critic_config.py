@@ -7,7 +7,8 @@ from qemrl.agents.optimizer import AdamConfig, first_update
 from qemrl.agents.policies import FixedTemperature, Policy, TanhGaussian, Temperature
 from qemrl.agents.q_estimator import check_estimator
 from qemrl.distributional.ensembles import ElementwiseMin, Ensemble
-from qemrl.distributional.representations import FixedQuantiles, Representation
+from qemrl.distributional.quantiles import FixedQuantiles
+from qemrl.distributional.representation import Representation
 from qemrl.estimators import EmpiricalMean, Statistic
 from qemrl.networks.layers import check_widths
 from qemrl.networks.torsos import NetworkFunction, TorsoName
@@ -111,12 +112,19 @@ class ActorCriticConfig:
             raise ValueError(
                 f"critics are joined level by level, and {kind} has no quantiles; use quantiles, or Scalar"
             )
+        if self.representation.num_members > 1 and self.representation.mask_rate is not None:
+            raise ValueError("critics learn from every transition: leave mask_probability at 1")
         if self.ensemble.pools_atoms and self.representation.content == "mean":
             ensemble, kind = type(self.ensemble).__name__, type(self.representation).__name__
             raise ValueError(f"{ensemble} pools atoms, and {kind} has none; use quantiles with it")
         if not self.policy.has_entropy and self.temperature != FixedTemperature(0.0):
             raise ValueError("a deterministic policy has no entropy to weigh; use FixedTemperature(0) with it")
         self.optimizer.check_decay(self.first_update)
+
+    @property
+    def num_masked(self) -> int:
+        """None of the critics has a mask that says what it learns from."""
+        return 0
 
     @property
     def first_update(self) -> int:

@@ -12,8 +12,11 @@ from qemrl.agents.actor_critic_config import ActorCriticConfig, ActorCriticNetwo
 from qemrl.agents.names import MUJOCO_TASKS, EnvFamily
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemperature
+from qemrl.distributional.atoms import Scalar
 from qemrl.distributional.ensembles import ElementwiseMin, PooledTruncation
-from qemrl.distributional.representations import FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.fractions import ProposedFractions
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, TailVariance
 from qemrl.replay.config import ReplayConfig
 
@@ -99,6 +102,14 @@ def qem_dsac_mlp(family: EnvFamily) -> ActorCriticConfig:
     return replace(dsac_mlp(family), estimator=qem_dsac(family).estimator)
 
 
+def dsac_fqf(family: EnvFamily) -> ActorCriticConfig:
+    """DSAC with levels that a network proposes for state and action, each of which counts by its interval."""
+    fractions = ProposedFractions(
+        gate="sigmoid", layer_norm=True, fraction_widths=(128, 128), fraction_rate=1e-5, weigh_targets=True
+    )
+    return replace(dsac(family), representation=fractions)
+
+
 ACTOR_CRITIC_PRESETS: dict[str, Callable[[EnvFamily], ActorCriticConfig]] = {
     "sac": sac,
     "td3": td3,
@@ -109,6 +120,7 @@ ACTOR_CRITIC_PRESETS: dict[str, Callable[[EnvFamily], ActorCriticConfig]] = {
     "qem-dsac-iqn": qem_dsac_iqn,
     "dsac-mlp": dsac_mlp,
     "qem-dsac-mlp": qem_dsac_mlp,
+    "dsac-fqf": dsac_fqf,
 }
 """The family by name."""
 

@@ -78,6 +78,10 @@ class Agent(Protocol):
         """What exploration adds to the rewards that the last actions are learned with, or None."""
         ...
 
+    def member_mask(self, num_envs: int, key: Key) -> Bool[Array, "envs members"] | None:
+        """Which members of an ensemble are to learn from the next transitions; None where all always do."""
+        ...
+
     def update(self, state: AgentState, batch: Batch, key: Key, updates: Int[Array, ""]) -> tuple[Any, Any, Update]:
         """Params and optimizer after one more update than there were before."""
         ...

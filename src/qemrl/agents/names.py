@@ -13,6 +13,19 @@ VALUE_AGENTS: dict[str, str] = {
     "qr-dqn-dltv": "as qr-dqn, explores by DLTV, the variance above the median",
     "qem-dqn-dltv": "as qem-dqn, explores by DLTV",
     "qem-dqn-var": "as qem-dqn, explores by QEM's standard deviation",
+    "m-iqn": "as iqn, with Munchausen rewards and soft targets",
+    "fqf": "quantiles at levels that a second network proposes",
+    "fqf-uniform": "as fqf, with levels that stay uniform",
+    "nc-qr-dqn": "fixed quantiles that cannot cross",
+    "ndqfn": "increments on a grid of levels, interpolated",
+    "spl-dqn": "a monotone spline as the quantile function",
+    "er-dqn": "expectiles, with imputed targets",
+    "er-dqn-naive": "as er-dqn, without imputation",
+    "mmd-dqn": "particles, by maximum mean discrepancy",
+    "cr-dqn": "fixed quantiles, by the Cramér distance",
+    "hl-gauss": "C51's network as a classifier of Q",
+    "bootstrapped-dqn": "ten heads, one of which acts for an episode",
+    "bootstrapped-qr-dqn": "as bootstrapped-dqn, with fixed quantiles",
 }
 """For discrete actions."""
 
@@ -26,6 +39,7 @@ ACTOR_CRITICS: dict[str, str] = {
     "qem-dsac-iqn": "as dsac-iqn, the policy's Q by QEM",
     "dsac-mlp": "as dsac, with plain critics that are some 20 times faster",
     "qem-dsac-mlp": "as qem-dsac, with plain critics that are some 20 times faster",
+    "dsac-fqf": "as dsac, quantiles at proposed levels",
 }
 """For continuous actions."""
 

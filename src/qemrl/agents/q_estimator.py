@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from qemrl.agents.target_networks import EMA_RATE, polyak_update
 from qemrl.distributional.losses import quantile_innovations
-from qemrl.distributional.representations import Representation, check_compatible
+from qemrl.distributional.representation import Representation, check_compatible
 from qemrl.estimators import QEM, EmpiricalMean, Statistic, VarianceInputs, crossing_rate, midpoints, r_squared
 from qemrl.exploration.counts import CountBonus, Counts, count_visits, lookup_visits
 from qemrl.types import Batch, EnvSpec, ReturnDist
@@ -93,12 +93,12 @@ class QEstimator:
 
     def __call__(self, prediction: Prediction, state: VarianceState | None) -> Float[Array, "*batch"]:
         """Q: the one place where a return distribution becomes a number."""
-        dist = prediction.dist
+        dist = self.representation.convert(prediction.dist, self.estimator.requires)
         if state is None:
             return self.estimator.mean(*dist)
         if state.weights is not None:
             return jnp.matmul(dist.values, state.weights, precision="highest")
-        return self._qem.mean(*dist, self._inputs(prediction, state))
+        return self._qem.mean(*dist, self._inputs(dist, prediction, state))
 
     def update(
         self,
@@ -133,15 +133,21 @@ class QEstimator:
         return state
 
     def metrics(self, prediction: Prediction, state: VarianceState | None) -> dict[str, Float[Array, ""]]:
-        """What distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean."""
+        """What distributions look like: Q, and for quantiles how often they cross, R² of the QEM fit, QEM − mean.
+
+        And of several members, how far their Q are apart.
+        """
         dist = prediction.dist
-        metrics = {"dist/q": jnp.mean(self(prediction, state))}
+        q = self(prediction, state)
+        metrics = {"dist/q": jnp.mean(q)}
+        if q.shape[1] > 1:
+            metrics["dist/member_std"] = jnp.mean(jnp.std(q, axis=1))
         if self.representation.content != "quantiles":
             return metrics
         count = dist.values.shape[-1]
         qem = self._qem if self.estimator.requires == "quantiles" else QEM(order=min(4, count))
         crossing = jnp.mean(crossing_rate(dist.values, dist.levels)) if count > 1 else jnp.zeros(())
-        estimates = self(prediction, state) if qem is self.estimator else qem.mean(*dist)
+        estimates = q if qem is self.estimator else qem.mean(*dist)
         return metrics | {
             "dist/crossing_rate": crossing,
             "dist/r_squared": jnp.mean(r_squared(qem.with_fixed_variance, dist.values, dist.levels)),
@@ -153,13 +159,12 @@ class QEstimator:
     def _qem(self) -> QEM:
         return cast("QEM", self.estimator)  # what asks for quantiles, and needs more than the distribution, is QEM
 
-    def _inputs(self, prediction: Prediction, state: VarianceState) -> VarianceInputs:
-        """What V is estimated from; the twin of a member is the one before it, the heads are all members."""
-        dist, needs = prediction.dist, self.estimator.needs
-        ema = None
+    def _inputs(self, dist: ReturnDist, prediction: Prediction, state: VarianceState) -> VarianceInputs:
+        """What V of converted quantiles is estimated from; the twin of a member is the one before it, heads are all."""
+        needs, ema = self.estimator.needs, None
         if "ema" in needs:
             assert prediction.by_network is not None
-            ema = prediction.by_network(state.ema).values
+            ema = self.representation.convert(prediction.by_network(state.ema), "quantiles").values
         visits = None
         if state.counts is not None:
             visits = lookup_visits(state.counts, prediction.observation).astype(jnp.float32)[:, None]
@@ -255,6 +260,8 @@ def check_estimator(estimator: Statistic, representation: Representation, member
         raise ValueError(
             f"{name} compares heads, and there is one; set num_heads of FixedQuantiles (--representation.num-heads 2)"
         )
+    kind = type(representation).__name__
+    if "innovations" in needs and getattr(representation, "kappa", None) is None:
+        raise ValueError(f"{name} is about the errors of quantile regression, by which {kind} does not learn")
     if "innovations" in needs and getattr(estimator, "full", False) and representation.fixed_quantiles is None:
-        kind = type(representation).__name__
         raise ValueError(f"{name} keeps the covariance of fixed levels; with {kind} use full=False")

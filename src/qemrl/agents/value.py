@@ -1,7 +1,7 @@
 """The DQN family: representation × estimator × exploration × network."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -17,13 +17,9 @@ from qemrl.agents.optimizer import AdamConfig, apply_gradient, first_update, ini
 from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
 from qemrl.agents.target_networks import Online
 from qemrl.distributional.losses import backup
-from qemrl.distributional.representations import (
-    FixedQuantiles,
-    Purpose,
-    Representation,
-    select_action_distribution,
-)
-from qemrl.estimators import EmpiricalMean, Statistic
+from qemrl.distributional.quantiles import FixedQuantiles
+from qemrl.distributional.representation import Purpose, Representation, select_action_distribution
+from qemrl.estimators import EmpiricalMean, Statistic, midpoints
 from qemrl.exploration import ActionContext, EpsilonGreedy, Exploration, mask_q
 from qemrl.exploration.epsilon_greedy import argmax_action
 from qemrl.networks.heads import ActionStreams, StreamConfig
@@ -108,6 +104,18 @@ class ValueConfig:
     clip_rewards: bool = False
     """Learn from rewards cut to [−1, 1]; returns are reported with the rewards as they are."""
 
+    munchausen: bool = False
+    """Add the log-probability of the action taken to its reward, and bootstrap from a soft policy (Munchausen RL)."""
+
+    munchausen_weight: float = 0.9
+    """α: how much of τ log π(a|s) is added to the reward."""
+
+    munchausen_temperature: float = 0.03
+    """τ: the policy is the softmax of Q / τ, by the target network."""
+
+    munchausen_floor: float = -1.0
+    """The least that τ log π(a|s) counts as."""
+
     def __post_init__(self) -> None:
         if not 0 < self.discount <= 1:
             raise ValueError(f"discount must be in (0, 1], got {self.discount}")
@@ -119,12 +127,34 @@ class ValueConfig:
                 f"target_every must be a multiple of update_every, got {self.target_every} and {self.update_every}"
             )
         check_estimator(self.estimator, self.representation, self.representation.num_members, discrete=True)
+        self._check_munchausen()
         if "ema" in self.estimator.needs and self.averaging.selects_target_action:
             raise ValueError(
                 "Q is estimated from the EMA network here, which V cannot be estimated from as well; use Online()"
             )
         self.exploration.check_compatible(self.representation)
         self.optimizer.check_decay(self.first_update)
+
+    def _check_munchausen(self) -> None:
+        names = ("munchausen_weight", "munchausen_temperature", "munchausen_floor")
+        given = {name: getattr(self, name) for name in names}
+        usual = {each.name: each.default for each in fields(self) if each.name in names}
+        if not self.munchausen and given != usual:
+            changed = ", ".join(name for name in names if given[name] != usual[name])
+            raise ValueError(f"{changed} is for Munchausen targets: switch them on with munchausen=True (--munchausen)")
+        if not 0 < self.munchausen_temperature < math.inf:
+            raise ValueError(f"munchausen_temperature must be positive, got {self.munchausen_temperature}")
+        if not 0 <= self.munchausen_weight <= 1:
+            raise ValueError(f"munchausen_weight must be between 0 and 1, got {self.munchausen_weight}")
+        if not -math.inf < self.munchausen_floor <= 0:
+            raise ValueError(f"munchausen_floor must be finite and not positive, got {self.munchausen_floor}")
+        if self.munchausen and (self.double or self.averaging.selects_target_action):
+            raise ValueError("Munchausen targets have no greedy action that another network could choose: no double")
+
+    @property
+    def num_masked(self) -> int:
+        """How many members have a mask that says what they learn from; zero where all learn from all."""
+        return 0 if self.representation.mask_rate is None else self.representation.num_members
 
     @property
     def first_update(self) -> int:
@@ -137,10 +167,21 @@ class ValueConfig:
         return replace(self, target_every=-(-self.target_every // whole) * whole)
 
 
+class WithPrior(eqx.Module):
+    """The features of a torso, and behind them as many of one that never learns."""
+
+    torso: Torso
+    prior: Torso
+
+    def __call__(self, observation: Any) -> Float[Array, "batch features"]:
+        """Both, one behind the other."""
+        return jnp.concatenate([self.torso(observation), jax.lax.stop_gradient(self.prior(observation))], axis=-1)
+
+
 class Network(eqx.Module):
     """Torso and head."""
 
-    torso: Torso
+    torso: Torso | WithPrior
     head: Any
 
 
@@ -168,6 +209,11 @@ class ValueAgent:
                 f"{self.spec.id} has continuous actions; value agents choose among finitely many. "
                 f"The actor-critic presets are for continuous ones: {', '.join(ACTOR_CRITICS)}"
             )
+        if self.config.munchausen and self.spec.has_mask:
+            raise UnsupportedEnvironment(
+                f"{self.spec.id} says which actions are allowed, and Munchausen rewards need to know which were when "
+                "an action was taken; a replay does not keep that: leave munchausen off"
+            )
 
     @property
     def target_update_every(self) -> int:
@@ -189,6 +235,10 @@ class ValueAgent:
         torso_key, head_key = jax.random.split(key)
         config = self.config.network
         torso = make_torso(config.torso, self.spec, torso_key, config.widths, config.layer_norm)
+        if self.config.representation.has_prior:
+            prior_key = jax.random.fold_in(key, 2)
+            prior = make_torso(config.torso, self.spec, prior_key, config.widths, config.layer_norm)
+            torso = WithPrior(torso, prior)
         features = num_features(torso, self.spec)
         network = Network(torso, self.config.representation.make_head(self._make_streams, features, head_key))
         if config.initializer == "fan-average":
@@ -216,12 +266,20 @@ class ValueAgent:
         prediction = self.predict(params, view.observation, "act", dist_key)
         q = self.estimate_q(prediction, params.estimator)
         starts = self.config.learning_starts
-        context = ActionContext(view.observation, prediction.dist, q, view.mask, view.first, step, starts)
+        dist = self.config.representation.convert(prediction.dist, self.config.exploration.requires)
+        context = ActionContext(view.observation, dist, q, view.mask, view.first, step, starts)
         return self.config.exploration.select_action(actor, context, action_key, evaluating)
 
     def intrinsic_reward(self, actor: Any) -> Float[Array, " envs"] | None:
         """What the exploration adds to rewards."""
         return self.config.exploration.intrinsic_reward(actor)
+
+    def member_mask(self, num_envs: int, key: Key) -> Bool[Array, "envs members"] | None:
+        """Independent draws for each member, where not all learn from all."""
+        rate = self.config.representation.mask_rate
+        if rate is None:
+            return None
+        return jax.random.bernoulli(key, rate, (num_envs, self.config.representation.num_members))
 
     # Learning
 
@@ -237,7 +295,7 @@ class ValueAgent:
 
         def predict() -> tuple[ReturnDist, ReturnDist]:
             dist = self.predict_by(before.network, batch.observation, "target", jax.random.fold_in(key, 1))
-            return select_action_distribution(dist, _for_members(batch.action, dist)), target
+            return select_action_distribution(dist, _for_members(batch.action, dist.values)), target
 
         step = self.config.learning_starts + updates.astype(jnp.float32) * self.config.update_every
         estimator = self.estimate_q.update(before.estimator, batch, network, updates, step, predict)
@@ -259,11 +317,15 @@ class ValueAgent:
         goal = self.bellman_target(jax.lax.stop_gradient(params), target, batch, target_key)
         features = network.torso(batch.observation)
         losses = self.config.representation.loss(network.head, features, batch.action, goal, loss_key)
+        if batch.member_mask is not None:
+            losses = jnp.where(batch.member_mask, losses, 0.0)
         losses = jnp.sum(losses, axis=1)
         return jnp.mean(batch.weight * losses), (losses, goal)
 
     def bellman_target(self, params: Params, target: Any, batch: Batch, key: Key) -> ReturnDist:
         """Reward + discount · return of the greedy action [batch, members, n]; each member has its own."""
+        if self.config.munchausen:
+            return self._soft_target(params, target, batch, key)
         averaging, observation = self.config.averaging, batch.next_observation
         action_key, target_key = jax.random.split(key)
         by_network = partial(self.predict_by, observation=observation, purpose="act", key=action_key)
@@ -277,8 +339,47 @@ class ValueAgent:
         dist = averaging.predict(
             target, partial(self.predict_by, observation=observation, purpose="target", key=target_key)
         )
-        goal = backup(select_action_distribution(dist, actions), batch.reward, batch.discount)
-        return jax.lax.stop_gradient(goal)
+        following = self.config.representation.convert(select_action_distribution(dist, actions), "distribution")
+        return jax.lax.stop_gradient(backup(following, batch.reward, batch.discount))
+
+    def _soft_target(self, params: Params, target: Any, batch: Batch, key: Key) -> ReturnDist:
+        """The Munchausen target r + α [τ log π(a|s)] + γ Σ_a' π(a'|s') (Z(s', a') − τ log π(a'|s')), π by the target.
+
+        Quantiles are averaged over the actions level by level; other distributions are mixed.
+        """
+        config, averaging = self.config, self.config.averaging
+        here_key, action_key, target_key = jax.random.split(key, 3)
+
+        def log_policy(observation: Any, key: Key) -> Float[Array, "batch members actions"]:
+            by_network = partial(self.predict_by, observation=observation, purpose="act", key=key)
+            choice = Prediction(averaging.predict(target, by_network), observation, by_network)
+            q = self.estimate_q(choice, params.estimator)
+            return jax.nn.log_softmax(q / config.munchausen_temperature, axis=-1)
+
+        here = config.munchausen_temperature * log_policy(batch.observation, here_key)
+        taken = jnp.take_along_axis(here, _for_members(batch.action, here)[..., None], axis=-1)[..., 0]
+        extra = config.munchausen_weight * jnp.clip(taken, config.munchausen_floor, 0.0)
+        log_probs = log_policy(batch.next_observation, action_key)
+        policy, entropy = jnp.exp(log_probs), -config.munchausen_temperature * log_probs
+        dist = averaging.predict(
+            target, partial(self.predict_by, observation=batch.next_observation, purpose="target", key=target_key)
+        )
+        goal = backup(self._mix_actions(dist, policy, entropy), batch.reward, batch.discount)
+        return jax.lax.stop_gradient(goal._replace(values=goal.values + extra[..., None]))
+
+    def _mix_actions(
+        self, dist: ReturnDist, policy: Float[Array, "batch members actions"], bonus: Float[Array, "b m a"]
+    ) -> ReturnDist:
+        """The return of a policy, from those of its actions, each of which has a bonus."""
+        representation = self.config.representation
+        dist = representation.convert(dist, "distribution")
+        values = dist.values + bonus[..., None]
+        if representation.content != "distribution":
+            levels, probs = (each if each is None or jnp.ndim(each) == 1 else each[:, :, 0] for each in dist[1:])
+            return ReturnDist(jnp.sum(policy[..., None] * values, axis=2), levels, probs)
+        shares = 1 / values.shape[-1] if dist.probs is None else dist.probs
+        probs = (policy[..., None] * shares).reshape(*policy.shape[:2], -1)
+        return ReturnDist(values.reshape(probs.shape), midpoints(probs.shape[-1]), probs)
 
     def refresh_target(self, state: AgentState) -> Any:
         """The target network from here on."""
@@ -301,9 +402,10 @@ class ValueAgent:
     ) -> ReturnDist:
         """Those of all actions, or of one that is given for each observation."""
         dist = self.predict(params, observation, "report", None).dist
+        dist = self.config.representation.convert(dist, "distribution")
         if actions is None:
             return dist
-        chosen = select_action_distribution(dist, _for_members(actions, dist))
+        chosen = select_action_distribution(dist, _for_members(actions, dist.values))
         return ReturnDist(*(a if a is None or a.ndim == 1 else a[:, :, None] for a in chosen))
 
     def q_values(self, params: Params, observation: Any) -> Float[Array, "batch actions"]:
@@ -322,7 +424,9 @@ class ValueAgent:
         if risk is None:
             scores = self.q_values(params, observation)
         else:
-            scores = jnp.mean(risk.mean(*self.predict(params, observation, "report", None).dist), axis=1)
+            dist = self.predict(params, observation, "report", None).dist
+            dist = self.config.representation.convert(dist, risk.requires)
+            scores = jnp.mean(risk.mean(*dist), axis=1)
         return argmax_action(scores, mask)
 
     def metrics(self, params: Params, observation: Any) -> dict[str, Float[Array, ""]]:
@@ -335,5 +439,5 @@ class ValueAgent:
         return {"train/learning_rate": self._rate(updates), **explored}
 
 
-def _for_members(actions: Int[Array, " batch"], dist: ReturnDist) -> Int[Array, "batch members"]:
-    return jnp.broadcast_to(actions[:, None], dist.values.shape[:2])
+def _for_members(actions: Int[Array, " batch"], like: Array) -> Int[Array, "batch members"]:
+    return jnp.broadcast_to(actions[:, None], like.shape[:2])

@@ -12,9 +12,16 @@ from typing import Literal
 from qemrl.agents.names import EnvFamily
 from qemrl.agents.optimizer import AdamConfig
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.atoms import Categorical, GaussianHistogram, Scalar
+from qemrl.distributional.bootstrap import Bootstrapped
+from qemrl.distributional.expectiles import Expectiles
+from qemrl.distributional.fractions import ProposedFractions
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.monotone import NonCrossingQuantiles, NonDecreasingQuantiles, SplineQuantiles
+from qemrl.distributional.particles import Particles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.estimators import QEM, TailVariance
-from qemrl.exploration import BonusExploration, EpsilonGreedy, LeftTruncatedStdBonus, QEMStdBonus
+from qemrl.exploration import BonusExploration, EpsilonGreedy, HeadSampling, LeftTruncatedStdBonus, QEMStdBonus
 from qemrl.replay.config import ReplayConfig
 
 DiscreteFamily = Literal["atari", "minatar", "classic"]
@@ -72,15 +79,19 @@ def c51(family: DiscreteFamily) -> ValueConfig:
     return replace(SHARED[family], representation=Categorical(51, -bound, bound), optimizer=optimizer)
 
 
+def _count(family: DiscreteFamily) -> int:
+    """How many quantiles or particles there are."""
+    return 200 if family == "atari" else 51
+
+
 def qr_dqn(family: DiscreteFamily) -> ValueConfig:
     """QR-DQN (Dabney et al., 2018a)."""
-    count = {"atari": 200, "minatar": 51, "classic": 51}[family]
     optimizer = {
         "atari": AdamConfig(5e-5, max_gradient_norm=10.0),
         "minatar": AdamConfig(MINATAR_RATE),
         "classic": AdamConfig(1e-3),
     }[family]
-    return replace(SHARED[family], representation=FixedQuantiles(count), optimizer=optimizer)
+    return replace(SHARED[family], representation=FixedQuantiles(_count(family)), optimizer=optimizer)
 
 
 def qem_dqn(family: DiscreteFamily) -> ValueConfig:
@@ -119,6 +130,78 @@ def qem_dqn_var(family: DiscreteFamily) -> ValueConfig:
     return replace(qem_dqn(family), exploration=BonusExploration(QEMStdBonus(ATARI_QEM)))
 
 
+def m_iqn(family: DiscreteFamily) -> ValueConfig:
+    """Munchausen IQN (Vieillard et al., 2020): IQN with soft targets and the policy's log-probability as a reward."""
+    return replace(iqn(family), munchausen=True)
+
+
+def fqf(family: DiscreteFamily) -> ValueConfig:
+    """FQF (Yang et al., 2019): IQN's network and settings, at fractions that a second network proposes."""
+    return replace(iqn(family), representation=ProposedFractions())
+
+
+def fqf_uniform(family: DiscreteFamily) -> ValueConfig:
+    """FQF with fractions that stay uniform: what proposing them adds can only be seen beside it."""
+    levels = ImplicitQuantiles(32, 32, 32, "midpoints", "midpoints")
+    return replace(iqn(family), representation=levels)
+
+
+def nc_qr_dqn(family: DiscreteFamily) -> ValueConfig:
+    """NC-QR-DQN (Zhou et al., 2020): QR-DQN with quantiles that cannot cross."""
+    return replace(qr_dqn(family), representation=NonCrossingQuantiles(_count(family)))
+
+
+def ndqfn(family: DiscreteFamily) -> ValueConfig:
+    """NDQFN (Zhou et al., 2021): increments on a grid of levels, interpolated, with IQN's settings."""
+    levels = NonDecreasingQuantiles() if family == "atari" else NonDecreasingQuantiles(32, 32, 32)
+    return replace(iqn(family), representation=levels)
+
+
+def spl_dqn(family: DiscreteFamily) -> ValueConfig:
+    """SPL-DQN (Luo et al., 2022): a monotone spline as the quantile function, with QR-DQN's settings."""
+    return replace(qr_dqn(family), representation=SplineQuantiles(_count(family)))
+
+
+def er_dqn(family: DiscreteFamily) -> ValueConfig:
+    """ER-DQN (Rowland et al., 2019): expectiles, with targets imputed from them, and QR-DQN's settings."""
+    return replace(qr_dqn(family), representation=Expectiles())
+
+
+def er_dqn_naive(family: DiscreteFamily) -> ValueConfig:
+    """ER-DQN without imputation: expectiles are taken for samples, and distributions lose their variance."""
+    return replace(qr_dqn(family), representation=Expectiles(imputation=False))
+
+
+def mmd_dqn(family: DiscreteFamily) -> ValueConfig:
+    """MMD-DQN (Nguyen-Tang et al., 2021): particles, with QR-DQN's settings."""
+    return replace(qr_dqn(family), representation=Particles(_count(family)))
+
+
+def cr_dqn(family: DiscreteFamily) -> ValueConfig:
+    """CR-DQN (Lhéritier and Bondoux, 2021): QR-DQN with the Cramér distance as its loss."""
+    return replace(qr_dqn(family), representation=FixedQuantiles(_count(family), 0.0, loss_function="cramer"))
+
+
+def hl_gauss(family: DiscreteFamily) -> ValueConfig:
+    """HL-Gauss (Farebrother et al., 2024): C51's network as a classifier of a smeared scalar target."""
+    config = c51(family)
+    assert isinstance(config.representation, Categorical)
+    bound = config.representation.high
+    return replace(config, representation=GaussianHistogram(51, -bound, bound))
+
+
+def bootstrapped_dqn(family: DiscreteFamily) -> ValueConfig:
+    """Bootstrapped DQN (Osband et al., 2016): ten heads with double targets, one of which acts for an episode."""
+    config = dqn(family)
+    return replace(config, representation=Bootstrapped(config.representation), exploration=HeadSampling(), double=True)
+
+
+def bootstrapped_qr_dqn(family: DiscreteFamily) -> ValueConfig:
+    """The same with QR-DQN's heads and settings; ours."""
+    config = qr_dqn(family)
+    return replace(config, representation=Bootstrapped(config.representation), exploration=HeadSampling(), double=True)
+
+
 VALUE_PRESETS: dict[str, Callable[[DiscreteFamily], ValueConfig]] = {
     "dqn": dqn,
     "c51": c51,
@@ -129,6 +212,19 @@ VALUE_PRESETS: dict[str, Callable[[DiscreteFamily], ValueConfig]] = {
     "qr-dqn-dltv": qr_dqn_dltv,
     "qem-dqn-dltv": qem_dqn_dltv,
     "qem-dqn-var": qem_dqn_var,
+    "m-iqn": m_iqn,
+    "fqf": fqf,
+    "fqf-uniform": fqf_uniform,
+    "nc-qr-dqn": nc_qr_dqn,
+    "ndqfn": ndqfn,
+    "spl-dqn": spl_dqn,
+    "er-dqn": er_dqn,
+    "er-dqn-naive": er_dqn_naive,
+    "mmd-dqn": mmd_dqn,
+    "cr-dqn": cr_dqn,
+    "hl-gauss": hl_gauss,
+    "bootstrapped-dqn": bootstrapped_dqn,
+    "bootstrapped-qr-dqn": bootstrapped_qr_dqn,
 }
 """The family by name."""
 
@@ -150,7 +246,7 @@ def one_machine(config: ValueConfig) -> ValueConfig:
 
 def revisiting_rainbow(config: ValueConfig) -> ValueConfig:
     """MinAtar as in Revisiting Rainbow: no hidden layer, Glorot's initializer, one step, an update every 4."""
-    rate = 2.5e-4 if config.representation.content == "mean" else 1e-4
+    rate = 2.5e-4 if isinstance(config.representation, Scalar) else 1e-4
     return replace(
         config,
         network=replace(config.network, widths=(), initializer="fan-average", layer_norm=False),

@@ -25,8 +25,15 @@ from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemp
 from qemrl.agents.presets import PRESETS, AgentConfig
 from qemrl.agents.target_networks import EMA, Online, Snapshots
 from qemrl.config.serialize import is_default, is_record
+from qemrl.distributional.atoms import Categorical, GaussianHistogram, Scalar
+from qemrl.distributional.bootstrap import Bootstrapped
 from qemrl.distributional.ensembles import Averaged, ElementwiseMin, PooledTruncation, SmallestCritic
-from qemrl.distributional.representations import Categorical, FixedQuantiles, ImplicitQuantiles, Scalar
+from qemrl.distributional.expectiles import Expectiles
+from qemrl.distributional.fractions import ProposedFractions
+from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.monotone import NonCrossingQuantiles, NonDecreasingQuantiles, SplineQuantiles
+from qemrl.distributional.particles import Particles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.envs.gym.atari import ATARI_PROTOCOLS
 from qemrl.estimators import (
     ESTIMATORS,
@@ -45,6 +52,7 @@ from qemrl.exploration import (
     BonusExploration,
     CountBonus,
     EpsilonGreedy,
+    HeadSampling,
     LeftTruncatedStdBonus,
     LinearDecay,
     PowerDecay,
@@ -110,6 +118,14 @@ AXES: dict[str, Axis] = {
             "categorical": Categorical(),
             "quantiles": FixedQuantiles(),
             "implicit-quantiles": ImplicitQuantiles(),
+            "proposed-fractions": ProposedFractions(),
+            "non-crossing": NonCrossingQuantiles(),
+            "non-decreasing": NonDecreasingQuantiles(),
+            "spline": SplineQuantiles(),
+            "expectiles": Expectiles(),
+            "particles": Particles(),
+            "gaussian-histogram": GaussianHistogram(),
+            "bootstrapped": Bootstrapped(),
         }
     ),
     "estimator": Axis({name: preset.estimator for name, preset in ESTIMATORS.items()}, inner="variance"),
@@ -125,6 +141,7 @@ AXES: dict[str, Axis] = {
             "qem-std-bonus": BonusExploration(QEMStdBonus()),
             "std-bonus": BonusExploration(StdBonus()),
             "count": BonusExploration(CountBonus()),
+            "head-sampling": HeadSampling(),
         },
         inner="bonus",
         kept=("schedule", "random_steps", "count_from", "evaluation"),

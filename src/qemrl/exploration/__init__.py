@@ -16,6 +16,7 @@ from qemrl.exploration.bonus import (
 )
 from qemrl.exploration.counts import CountBonus
 from qemrl.exploration.epsilon_greedy import ActionContext, EpsilonGreedy, Exploration, greedy_action, mask_q
+from qemrl.exploration.heads import HeadSampling
 
 __all__ = [
     "ActionContext",
@@ -24,6 +25,7 @@ __all__ = [
     "CountBonus",
     "EpsilonGreedy",
     "Exploration",
+    "HeadSampling",
     "LeftTruncatedStdBonus",
     "LinearDecay",
     "PowerDecay",

@@ -10,9 +10,17 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from qemrl.distributional.representations import Representation, check_compatible
+from qemrl.distributional.representation import Representation, check_compatible, require_content
 from qemrl.estimators import QEM
-from qemrl.exploration.epsilon_greedy import ActionContext, Exploration, argmax_action, greedy_action, mix_random
+from qemrl.estimators.estimator import Content
+from qemrl.exploration.epsilon_greedy import (
+    ActionContext,
+    Exploration,
+    argmax_action,
+    check_probabilities,
+    greedy_action,
+    mix_random,
+)
 from qemrl.networks.layers import Key
 from qemrl.types import Array, EnvSpec, ReturnDist
 
@@ -105,6 +113,11 @@ class LinearDecay:
 class Bonus(Protocol):
     """What is added to Q for each action. One that keeps no state and adds no reward inherits that."""
 
+    @property
+    def requires(self) -> Content:
+        """What it reads in the return distributions."""
+        return "mean"
+
     def init(self, num_envs: int, spec: EnvSpec) -> Any:
         """The state before the first step."""
         del num_envs, spec
@@ -125,7 +138,8 @@ class Bonus(Protocol):
 
     def check_compatible(self, representation: Representation) -> None:
         """Raise unless it finds what it needs in what the representation holds."""
-        del representation
+        name = type(self).__name__
+        require_content(name, self.requires, representation, "use CountBonus with it, or another representation")
 
 
 @dataclass(frozen=True)
@@ -155,8 +169,11 @@ class BonusExploration(Exploration):
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
         if self.count_from not in ("start", "warm-up"):
             raise ValueError(f"count_from must be start or warm-up, got {self.count_from!r}")
-        if not 0 <= self.evaluation <= 1:
-            raise ValueError(f"evaluation must be a probability, got {self.evaluation}")
+        check_probabilities(self, "evaluation")
+
+    @property
+    def requires(self) -> Content:
+        return self.bonus.requires
 
     def init(self, num_envs: int, spec: EnvSpec) -> Any:
         """The state of the bonus."""
@@ -201,14 +218,6 @@ def _probs(dist: ReturnDist) -> Float[Array, "*batch n"]:
     return jnp.broadcast_to(shares, dist.values.shape)
 
 
-def _require_distribution(bonus: Any, representation: Representation) -> None:
-    if representation.content == "mean":
-        raise ValueError(
-            f"{type(bonus).__name__} needs a return distribution, and {type(representation).__name__} has none; "
-            "use CountBonus with it, or another representation"
-        )
-
-
 @dataclass(frozen=True)
 class LeftTruncatedStdBonus(Bonus):
     """The root of DLTV's left-truncated variance σ₊² = 1/2N Σ_{i ≥ N/2} (θ_i − θ_{N/2})² (Mavrin et al., 2019).
@@ -218,6 +227,11 @@ class LeftTruncatedStdBonus(Bonus):
 
     released: bool = False
     """As in the authors' code: around the mean, averaged over the upper half, and crossed quantiles stay crossed."""
+
+    @property
+    def requires(self) -> Content:
+        """Quantiles for the released variant, which takes their upper half."""
+        return "quantiles" if self.released else "distribution"
 
     def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
@@ -239,13 +253,6 @@ class LeftTruncatedStdBonus(Bonus):
         upper = jnp.where(levels >= 0.5 - ROUNDING, probs, 0.0)
         return jnp.sum(upper * (dist.values - mean) ** 2, axis=-1) / jnp.maximum(jnp.sum(upper, axis=-1), ROUNDING)
 
-    def check_compatible(self, representation: Representation) -> None:
-        """Raise unless there is a distribution, and quantiles for the released variant."""
-        _require_distribution(self, representation)
-        if self.released and representation.content != "quantiles":
-            kind = type(representation).__name__
-            raise ValueError(f"the released DLTV takes the upper half of quantiles, and {kind} has none")
-
 
 @dataclass(frozen=True)
 class QEMStdBonus(Bonus):
@@ -256,6 +263,10 @@ class QEMStdBonus(Bonus):
 
     coefficient: bool = False
     """As in the paper's code: |c₁|, the coefficient of the scale, instead of the root of the fit's whole variance."""
+
+    @property
+    def requires(self) -> Content:
+        return "quantiles"
 
     def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
@@ -279,6 +290,10 @@ class QEMStdBonus(Bonus):
 class StdBonus(Bonus):
     """The standard deviation of the quantiles or atoms themselves."""
 
+    @property
+    def requires(self) -> Content:
+        return "distribution"
+
     def __call__(self, state: Any, context: ActionContext) -> Float[Array, "batch actions"]:
         """The bonus of each action, averaged over members."""
         del state
@@ -286,7 +301,3 @@ class StdBonus(Bonus):
         probs = _probs(dist)
         mean = jnp.sum(probs * dist.values, axis=-1, keepdims=True)
         return jnp.mean(jnp.sqrt(jnp.sum(probs * (dist.values - mean) ** 2, axis=-1)), axis=1)
-
-    def check_compatible(self, representation: Representation) -> None:
-        """Raise unless there is a distribution."""
-        _require_distribution(self, representation)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from qemrl.distributional.representations import Representation
+from qemrl.distributional.representation import Representation
+from qemrl.estimators.estimator import Content
 from qemrl.networks.layers import Key
 from qemrl.types import Array, EnvSpec, ReturnDist
 
@@ -17,7 +18,7 @@ class ActionContext(NamedTuple):
 
     observation: Any
     dist: ReturnDist
-    """[batch, members, actions, n]."""
+    """[batch, members, actions, n], as the content that the exploration requires."""
 
     q: Float[Array, "batch members actions"]
     mask: Bool[Array, "batch actions"] | None
@@ -36,6 +37,11 @@ class ActionContext(NamedTuple):
 @runtime_checkable
 class Exploration(Protocol):
     """What an agent asks of an exploration. One that keeps no state and adds no reward inherits that."""
+
+    @property
+    def requires(self) -> Content:
+        """What it must be shown of the return distributions, beside Q."""
+        return "mean"
 
     def init(self, num_envs: int, spec: EnvSpec) -> Any:
         """The state before the first step."""
@@ -90,6 +96,13 @@ def mix_random(
     return jnp.where(explore, random, action)
 
 
+def check_probabilities(record: Any, *names: str) -> None:
+    """Raise unless these fields are probabilities."""
+    for name in names:
+        if not 0 <= getattr(record, name) <= 1:
+            raise ValueError(f"{name} must be a probability, got {getattr(record, name)}")
+
+
 @dataclass(frozen=True)
 class EpsilonGreedy(Exploration):
     """A random allowed action with probability ε, which falls linearly; else the greedy one."""
@@ -110,9 +123,7 @@ class EpsilonGreedy(Exploration):
     """ε in evaluation."""
 
     def __post_init__(self) -> None:
-        for name in ("initial", "final", "evaluation"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
+        check_probabilities(self, "initial", "final", "evaluation")
         if self.over_steps < 1 or self.begin_steps < 0:
             raise ValueError(f"over_steps must be positive and begin_steps not negative, got {self}")
 

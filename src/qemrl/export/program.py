@@ -17,7 +17,8 @@ from qemrl.agents.agent import InspectableAgent
 from qemrl.agents.presets import make_agent
 from qemrl.api import TrainableAgent
 from qemrl.distributional.ensembles import pool_members
-from qemrl.distributional.representations import Features, ImplicitHead, ImplicitQuantiles, Purpose
+from qemrl.distributional.implicit import ImplicitHead, ImplicitQuantiles
+from qemrl.distributional.representation import Features, Purpose
 from qemrl.estimators import midpoints
 from qemrl.extras import require_extra
 from qemrl.networks.layers import Key

@@ -56,8 +56,14 @@ def count_rows(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
     return rows
 
 
-def check_step(step: Step, spec: EnvSpec, num_envs: int) -> None:
-    """Raise unless a step has the mask and the actions of these environments: other shapes might be stretched."""
+def check_step(step: Step, spec: EnvSpec, num_envs: int, num_masked: int) -> None:
+    """Raise unless a step has the masks and the actions that are stored: other shapes might be stretched."""
+    masked = None if step.member_mask is None else step.member_mask.shape
+    if masked != ((num_envs, num_masked) if num_masked else None):
+        raise ValueError(
+            f"this replay stores masks of {num_masked} members for each of {num_envs} environments, and the step has "
+            f"{'none' if masked is None else f'one of shape {masked}'}"
+        )
     if spec.has_mask and step.next_mask is None:
         raise ValueError(f"{spec.id} says which actions are allowed (has_mask), but the step has no next_mask")
     if step.next_mask is not None and not spec.has_mask:

@@ -25,6 +25,7 @@ class ReplayState(NamedTuple):
     terminated: Bool[Array, "rows envs"]
     truncated: Bool[Array, "rows envs"]
     next_mask: Bool[Array, "rows allowed"] | None
+    member_mask: Bool[Array, "rows masked"] | None
     tree: Float[Array, " nodes"] | None
     """The sum tree over priorities; None if draws are uniform."""
 
@@ -44,6 +45,8 @@ class DeviceReplay:
     num_envs: int
     config: ReplayConfig
     discount: float
+    num_masked: int = 0
+    """How many members of an ensemble have a mask that says what they learn from; zero where all learn from all."""
 
     def __post_init__(self) -> None:
         if self.spec.stacked_frames != 1:
@@ -65,9 +68,9 @@ class DeviceReplay:
         return self.num_rows * self.num_envs
 
     @staticmethod
-    def required_bytes(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
+    def required_bytes(spec: EnvSpec, num_envs: int, config: ReplayConfig, num_masked: int = 0) -> int:
         """The memory of the arrays of one state."""
-        state = jax.eval_shape(DeviceReplay(spec, num_envs, config, 1.0).init)
+        state = jax.eval_shape(DeviceReplay(spec, num_envs, config, 1.0, num_masked).init)
         return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state))
 
     def init(self) -> ReplayState:
@@ -84,13 +87,14 @@ class DeviceReplay:
             terminated=jnp.zeros((rows, envs), bool),
             truncated=jnp.zeros((rows, envs), bool),
             next_mask=jnp.zeros((rows, envs * self.spec.num_actions), bool) if self.spec.has_mask else None,
+            member_mask=jnp.zeros((rows, envs * self.num_masked), bool) if self.num_masked else None,
             tree=jnp.zeros(2 * sum_tree.count_leaves(self.capacity), jnp.float32) if prioritized else None,
             largest=jnp.float32(1) if prioritized else None,
         )
 
     def add(self, state: ReplayState, step: Step, rows: Int[Array, ""]) -> ReplayState:
         """Store a step of all environments, the `rows`-th one counted from zero."""
-        check_step(step, self.spec, self.num_envs)
+        check_step(step, self.spec, self.num_envs, self.num_masked)
         position = rows % self.num_rows
         stored = {}
         for name, values in step._asdict().items():
@@ -136,6 +140,11 @@ class DeviceReplay:
                 else state.next_mask.reshape(self.capacity, self.spec.num_actions)[returns.last]
             ),
             weight=weight,
+            member_mask=(
+                None
+                if state.member_mask is None
+                else state.member_mask.reshape(self.capacity, self.num_masked)[indices]
+            ),
         )
         return batch, indices
 

@@ -21,15 +21,15 @@ class HostReplay:
     and touched as it is written.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, config: ReplayConfig, discount: float):
-        self._spec, self._num_envs, self.config = spec, num_envs, config
+    def __init__(self, spec: EnvSpec, num_envs: int, config: ReplayConfig, discount: float, num_masked: int = 0):
+        self._spec, self._num_envs, self.config, self._num_masked = spec, num_envs, config, num_masked
         self._num_rows = count_rows(spec, num_envs, config)
         self._powers = discount_powers(discount, config.n_step)
         self._observations = _store(spec)(spec, num_envs, self._num_rows)
-        self._arrays = {name: np.zeros(*each) for name, each in _layout(spec, num_envs, config).items()}
+        self._arrays = {name: np.zeros(*each) for name, each in _layout(spec, num_envs, config, num_masked).items()}
         self._action, self._reward = self._arrays["action"], self._arrays["reward"]
         self._terminated, self._truncated = self._arrays["terminated"], self._arrays["truncated"]
-        self._next_mask = self._arrays.get("next_mask")
+        self._next_mask, self._member_mask = self._arrays.get("next_mask"), self._arrays.get("member_mask")
         self._tree = self._arrays.get("tree")
         self._flat = {name: self._arrays[name].reshape(-1) for name in ("reward", "terminated", "truncated")}
         self._flat_action = self._action.reshape(-1, *spec.action_shape)
@@ -53,15 +53,15 @@ class HostReplay:
         return sum(array.nbytes for array in (self._arrays | self._observations.arrays).values())
 
     @staticmethod
-    def required_bytes(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> int:
+    def required_bytes(spec: EnvSpec, num_envs: int, config: ReplayConfig, num_masked: int = 0) -> int:
         """The memory that a replay allocates for its arrays."""
         num_rows = count_rows(spec, num_envs, config)
-        layout = _layout(spec, num_envs, config) | _store(spec).layout(spec, num_envs, num_rows)
+        layout = _layout(spec, num_envs, config, num_masked) | _store(spec).layout(spec, num_envs, num_rows)
         return sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
 
     def add(self, step: Step) -> None:
         """Store a step of all environments."""
-        check_step(step, self._spec, self._num_envs)
+        check_step(step, self._spec, self._num_envs, self._num_masked)
         position = self._rows % self._num_rows
         self._observations.write(self._rows, step)
         self._action[position] = step.action
@@ -70,6 +70,8 @@ class HostReplay:
         self._truncated[position] = step.truncated
         if self._next_mask is not None:
             self._next_mask[position] = step.next_mask
+        if self._member_mask is not None:
+            self._member_mask[position] = step.member_mask
         self._rows += 1
         left_from, self._oldest_row = self._oldest_row, self._observations.oldest_row(self._rows)
         if self._tree is not None:
@@ -108,7 +110,7 @@ class HostReplay:
             self._num_envs,
             self._powers,
         )
-        mask = self._next_mask
+        mask, members = self._next_mask, self._member_mask
         batch = Batch(
             observation=self._observations.observation(indices),
             action=self._flat_action[indices],
@@ -117,6 +119,7 @@ class HostReplay:
             next_observation=self._observations.next_observation(returns.last),
             next_mask=None if mask is None else mask.reshape(-1, mask.shape[-1])[returns.last],
             weight=weight,
+            member_mask=None if members is None else members.reshape(-1, members.shape[-1])[indices],
         )
         return batch, indices
 
@@ -184,7 +187,7 @@ def _store(spec: EnvSpec) -> type[PairStore] | type[FrameStore]:
     return PairStore if spec.stacked_frames == 1 else FrameStore
 
 
-def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> Layout:
+def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig, num_masked: int) -> Layout:
     """The arrays that are allocated beside those of observations."""
     num_rows = count_rows(spec, num_envs, config)
     rows = (num_rows, num_envs)
@@ -196,6 +199,8 @@ def _layout(spec: EnvSpec, num_envs: int, config: ReplayConfig) -> Layout:
     }
     if spec.has_mask:
         layout["next_mask"] = ((*rows, spec.num_actions), "bool")
+    if num_masked:
+        layout["member_mask"] = ((*rows, num_masked), "bool")
     if config.prioritized:
         layout["tree"] = ((2 * sum_tree.count_leaves(num_rows * num_envs),), "float32")
     return layout

@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from qemrl.estimators import backend
-from qemrl.estimators.backend import Array, namespace
+from qemrl.distributional.expectiles import expectile_levels, impute
 from qemrl.estimators.levels import midpoints
 from qemrl.tabular.exact import Policy, action_probs
 from qemrl.tabular.mdp import TabularMDP
@@ -111,13 +110,6 @@ def categorical_fixed_point(
     return solution.reshape(states, size)
 
 
-def expectile_levels(num_expectiles: int) -> Float[np.ndarray, " n"]:
-    """Levels between 0.01 and 0.99, an odd number of them, so that the one in the middle is the mean."""
-    if num_expectiles < 5 or num_expectiles % 2 == 0:
-        raise ValueError(f"the number of expectiles must be odd and at least 5, got {num_expectiles}")
-    return np.linspace(0.01, 0.99, num_expectiles)
-
-
 def expectiles(
     atoms: Float[np.ndarray, "*batch m"], probs: Float[np.ndarray, "*batch m"], levels: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, "*batch n"]:
@@ -137,39 +129,6 @@ def expectiles(
     last = np.maximum((gap >= 0).sum(-1) - 1, 0)
     m, b = np.take_along_axis(mass, last, -1), np.take_along_axis(below, last, -1)
     return (levels * (mean - b) + (1 - levels) * b) / (levels * (whole - m) + (1 - levels) * m)
-
-
-def impute(
-    values: Float[Array, "*batch n"], levels: Float[np.ndarray, " n"]
-) -> tuple[Float[Array, "*batch m"], Float[Array, "*batch m"]]:
-    """Atoms and probabilities of a distribution that has the expectiles `values`; NumPy or JAX.
-
-    Expectiles are values of the stop-loss function: with the mean μ = e(1/2), π(e) = E(Z − e)₊ is
-    (1 − τ)(μ − e)/(1 − 2τ) at the expectile e of level τ. Joining these points by straight lines, and going on with the
-    first and the last line until they meet μ − e and zero, gives the stop-loss function of a distribution whose atoms
-    are the corners and whose probabilities are the changes of slope. Its mean is μ exactly.
-    """
-    xp = namespace(values)
-    middle = len(levels) // 2
-    others = [k for k in range(len(levels)) if k != middle]
-    factor = backend.constant((1 - levels[others]) / (1 - 2 * levels[others]), values)
-    ordered = xp.sort(values, axis=-1)
-    mean = ordered[..., middle : middle + 1]
-    points = xp.concat([ordered[..., :middle], ordered[..., middle + 1 :]], axis=-1)
-    stop_loss = xp.reshape(factor, (1,) * (values.ndim - 1) + (-1,)) * (mean - points)
-    tiny = 1e-9 * (1 + xp.abs(mean))
-    widths = points[..., 1:] - points[..., :-1]
-    slopes = (stop_loss[..., 1:] - stop_loss[..., :-1]) / xp.maximum(widths, tiny)
-    slopes = xp.clip(slopes, -1.0, 0.0)
-    first, last = slopes[..., :1], slopes[..., -1:]
-    left = (mean - stop_loss[..., :1] + first * points[..., :1]) / xp.maximum(1 + first, tiny)
-    right = points[..., -1:] + stop_loss[..., -1:] / xp.maximum(-last, tiny)
-    atoms = xp.concat(
-        [xp.minimum(left, points[..., :1]), points[..., 1:-1], xp.maximum(right, points[..., -1:])], axis=-1
-    )
-    corners = xp.concat([1 + first, slopes[..., 1:] - slopes[..., :-1], -last], axis=-1)
-    probs = xp.maximum(corners, 0 * corners)  # learned expectiles need not be those of any distribution
-    return atoms, probs / xp.sum(probs, axis=-1, keepdims=True)
 
 
 def expectile_fixed_point(

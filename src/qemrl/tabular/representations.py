@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from qemrl.distributional.expectiles import expectile_levels, impute
 from qemrl.estimators.estimated_variance import VarianceInputs
 from qemrl.estimators.estimator import QEM, EmpiricalMean, Estimator
 from qemrl.estimators.levels import midpoints
-from qemrl.tabular.fixed_points import expectile_levels, impute
 
 Row = Float[Array, " d"]
 

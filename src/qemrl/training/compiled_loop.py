@@ -325,6 +325,7 @@ class CompiledLoop:
             outcome.truncated,
             outcome.observation,
             self._mask(outcome.state),
+            self.agent.member_mask(self.schedule.num_envs, keys.mask_key(rows)),
         )
         replay = self.replay.add(replay, stored, rows)
         returns, lengths = episodes.returns + outcome.reward, episodes.lengths + 1

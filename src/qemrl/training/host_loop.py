@@ -58,6 +58,11 @@ class HostLoop:
         # The actor state can be large, as visit counts are: it is updated in place.
         self._act = jax.jit(self._choose, donate_argnums=1)
         self._act_in_evaluation = make_act(agent, evaluating=True)
+        self._draw_member_mask = None
+        if agent.member_mask(schedule.num_envs, self.keys.act) is not None:
+            self._draw_member_mask = jax.jit(
+                lambda count: agent.member_mask(schedule.num_envs, self.keys.mask_key(count))
+            )
         # Parameters are not donated: acting continues with the old ones.
         self._learn = jax.jit(self._update, donate_argnums=(0, 1))
         self._draw = jax.jit(jax.vmap(lambda updates: self.keys.bits(updates, settings.batch_size)))
@@ -200,6 +205,7 @@ class HostLoop:
             result.truncated,
             result.next_observation,
             result.next_mask,
+            None if self._draw_member_mask is None else np.asarray(self._draw_member_mask(self.vector_steps)),
         )
         self.replay.add(step if result.valid.all() else self._repeat_last(step, result.valid))
         self.vector_steps += 1

@@ -182,7 +182,9 @@ def make_loop(
         agent = make_agent(config.agent, envs.spec)
         require_room(config, agent, envs.spec)
         if isinstance(envs, JaxEnv):
-            replay = DeviceReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount)
+            replay = DeviceReplay(
+                envs.spec, config.num_envs, config.agent.replay, config.agent.discount, config.agent.num_masked
+            )
             return CompiledLoop(agent, envs, replay, _settings(config), config.seeds)
         first = _make_host_loop(config, agent, envs, config.seed, given)
     except BaseException:
@@ -210,7 +212,7 @@ def _settings(config: RunConfig) -> LoopSettings:
 def _make_host_loop(
     config: RunConfig, agent: InspectableAgent, envs: HostEnvs, seed: int, given: GivenEnvs | None
 ) -> HostLoop:
-    replay = HostReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount)
+    replay = HostReplay(envs.spec, config.num_envs, config.agent.replay, config.agent.discount, config.agent.num_masked)
 
     def make_evaluation_envs(count: int) -> HostEnvs:
         return evaluation_envs(config, count, given=given)

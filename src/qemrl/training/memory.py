@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from qemrl.agents.agent import InspectableAgent
-from qemrl.distributional.representations import Categorical, ImplicitQuantiles, Representation
 from qemrl.replay.device import DeviceReplay
 from qemrl.replay.host import HostReplay
 from qemrl.training.config import RunConfig
@@ -20,7 +19,8 @@ FLOAT_BYTES = 4
 def replay_bytes(config: RunConfig, spec: EnvSpec) -> int:
     """The memory that the replay of all seeds takes."""
     kind = DeviceReplay if config.is_compiled else HostReplay
-    return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay)
+    masked = config.agent.num_masked
+    return config.num_seeds * kind.required_bytes(spec, config.num_envs, config.agent.replay, masked)
 
 
 def network_bytes(config: RunConfig, agent: InspectableAgent) -> int:
@@ -35,17 +35,8 @@ def update_bytes(config: RunConfig, spec: EnvSpec) -> int:
     """The least memory that one update of all seeds takes: its batch, and the errors between all pairs of levels."""
     agent = config.agent
     observation = 2 * math.prod(spec.observation_shape) * jnp.dtype(spec.observation_dtype).itemsize
-    errors = FLOAT_BYTES * agent.representation.num_members * _count_pairs(agent.representation)
+    errors = FLOAT_BYTES * agent.representation.num_members * agent.representation.num_pairs
     return config.num_seeds * agent.batch_size * (observation + errors)
-
-
-def _count_pairs(representation: Representation) -> int:
-    """How many pairs of a predicted level or atom and one of the target there are."""
-    if isinstance(representation, ImplicitQuantiles):
-        return representation.num_levels * representation.num_target_levels
-    if isinstance(representation, Categorical):
-        return representation.num_atoms**2
-    return representation.fixed_quantiles**2 if representation.fixed_quantiles else 1
 
 
 def require_room(config: RunConfig, agent: InspectableAgent, spec: EnvSpec) -> None:

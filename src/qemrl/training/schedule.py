@@ -120,6 +120,10 @@ class Keys(NamedTuple):
         """The streams of a seed."""
         return Keys(*jax.random.split(jax.random.key(seed), 6))
 
+    def mask_key(self, count: Int[Array, ""] | int) -> Key:
+        """What decides which members learn from the transitions of this vector step."""
+        return jax.random.fold_in(jax.random.fold_in(self.act, count), 1)
+
     def bits(self, updates: Int[Array, ""], batch_size: int) -> UInt32[Array, " batch"]:
         """What decides which transitions an update learns from."""
         return jax.random.bits(jax.random.fold_in(self.sample, updates), (batch_size,), "uint32")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from qemrl.agents.presets import PRESETS
 from qemrl.agents.value import NetworkConfig, ValueConfig
-from qemrl.distributional.representations import FixedQuantiles
+from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.envs.jax.exploration_tasks import CHAIN_EXTRA_STEPS, chain_right_actions, deep_sea_right_actions
 from qemrl.experiments.statistics import Interval, mean_interval
 from qemrl.exploration import BonusExploration, CountBonus, EpsilonGreedy, LinearDecay

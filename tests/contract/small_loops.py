@@ -11,8 +11,13 @@ from qemrl.agents.policies import AutomaticTemperature, Deterministic, FixedTemp
 from qemrl.agents.presets import PRESETS, AgentConfig, make_agent
 from qemrl.agents.value import NetworkConfig, ValueConfig
 from qemrl.distributional.atoms import Categorical, Scalar
+from qemrl.distributional.bootstrap import Bootstrapped
 from qemrl.distributional.ensembles import PooledTruncation
+from qemrl.distributional.expectiles import Expectiles
+from qemrl.distributional.fractions import ProposedFractions
 from qemrl.distributional.implicit import ImplicitQuantiles
+from qemrl.distributional.monotone import NonDecreasingQuantiles, SplineQuantiles
+from qemrl.distributional.particles import Particles
 from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.envs.gym.host_envs import make_host_envs
 from qemrl.envs.jax.env import JaxEnv
@@ -31,7 +36,10 @@ NAME = "contract/played-v0"
 EXPLORERS = ("qr-dqn-dltv", "qem-dqn-dltv", "qem-dqn-var")
 """They learn what their parents learn, from whatever they do: tests/exploration is about the rest."""
 
-LEARNERS = [preset for preset in PRESETS if preset not in EXPLORERS]
+MASKLESS = ("m-iqn",)
+"""Munchausen rewards cannot be learned where actions are masked, as they are among the probes: see test_munchausen."""
+
+LEARNERS = [preset for preset in PRESETS if preset not in (*EXPLORERS, *MASKLESS)]
 
 SAME_PROGRAM = {
     "qr-dqn": "qem-dqn",
@@ -42,13 +50,19 @@ SAME_PROGRAM = {
     "dsac-iqn": "qem-dsac-iqn",
     "dsac-mlp": "tqc",
     "qem-dsac-mlp": "tqc",
+    "fqf-uniform": "iqem-dqn",
+    "er-dqn-naive": "er-dqn",
+    "bootstrapped-qr-dqn": "bootstrapped-dqn",
+    "cr-dqn": "mmd-dqn",
+    "dsac-fqf": "qem-dsac-iqn",
 }
 """Presets whose parts are those of others, which are in all contract tests; these are in that of the golden losses.
 
 The mean of fixed quantiles and QEM of them are a product with a constant vector; that of levels that are drawn is QEM
 without its regression. Of critics, one number is in `td3`, fixed quantiles are in `tqc`, levels and the paper's network
-in `qem-dsac-iqn`; of policies, the Gaussian one is in the last two, and so are a fixed temperature and one that is
-learned, target policies and none. Golden losses show that each preset has its own weights and network.
+in `qem-dsac-iqn`, levels that are proposed in `fqf`; of policies, the Gaussian one is in the last two, and so are a
+fixed temperature and one that is learned, target policies and none. Golden losses show that each preset has its own
+weights and network.
 """
 
 DISTINCT = [preset for preset in LEARNERS if preset not in SAME_PROGRAM]
@@ -109,8 +123,21 @@ def _few_levels(representation: Any, kappa: float) -> Any:
             return representation
         case Categorical():
             return replace(representation, low=-20.0, high=20.0)
+        case Expectiles() | Bootstrapped(head=Scalar()):
+            return representation
+        case Bootstrapped():
+            return replace(representation, head=_few_levels(representation.head, kappa))
+        case Particles():
+            return replace(representation, num_particles=16)
+        case SplineQuantiles():
+            return replace(representation, num_quantiles=16, num_bins=6, kappa=kappa)
         case FixedQuantiles():
-            return FixedQuantiles(16, kappa)
+            return replace(representation, num_quantiles=16, kappa=0.0 if representation.kappa == 0 else kappa)
+        case ProposedFractions():
+            return replace(representation, num_fractions=12, num_cosines=16, kappa=kappa)
+        case NonDecreasingQuantiles():
+            few = replace(representation, num_levels=12, num_loss_levels=12, num_target_levels=12)
+            return replace(few, num_cosines=16, kappa=kappa)
         case ImplicitQuantiles():
             # Where learning sees no other levels than the midpoints, acting must ask at the same ones.
             acting = 16 if representation.acting_levels == "uniform" else 8

@@ -20,7 +20,7 @@ their targets are pulled little.
 """
 
 DISTANCES = {"nc-qr-dqn": 0.7, "ndqfn": 0.6, "spl-dqn": 0.5}
-"""Wasserstein distances from a law of standard deviation 2, where 0.4 is not reached: what is shared is learned late."""
+"""Wasserstein distances from a law of standard deviation 2, where 0.4 is not reached: shared parts are learned late."""
 
 
 def error(learned, probe: str) -> float:

@@ -150,8 +150,8 @@ class QEstimator:
         estimates = q if qem is self.estimator else qem.mean(*dist)
         return metrics | {
             "dist/crossing_rate": crossing,
-            "dist/r_squared": jnp.mean(r_squared(qem.with_fixed_variance, dist.values, dist.levels)),
-            "dist/qem_minus_mean": jnp.mean(estimates - EmpiricalMean().mean(dist.values, dist.levels)),
+            "dist/r_squared": jnp.mean(r_squared(qem.with_fixed_variance, *dist)),
+            "dist/qem_minus_mean": jnp.mean(estimates - EmpiricalMean().mean(*dist)),
             "dist/std": jnp.mean(jnp.std(dist.values, axis=-1)),
         }
 

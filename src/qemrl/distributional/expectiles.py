@@ -27,6 +27,9 @@ from qemrl.networks.layers import Key
 from qemrl.types import Array as Either
 from qemrl.types import ReturnDist
 
+SMALLEST = 1e-7
+"""The least probability of an imputed atom."""
+
 
 @dataclass(frozen=True)
 class Expectiles(Representation):
@@ -80,6 +83,7 @@ class Expectiles(Representation):
         if not self.imputation:
             return ReturnDist(jnp.sort(dist.values, axis=-1), midpoints(self.num_expectiles))
         atoms, probs = impute(dist.values, expectile_levels(self.num_expectiles))
+        probs = jnp.maximum(probs, SMALLEST)  # atoms that expectiles leave no mass: readers want every one to count
         if content == "distribution":
             return ReturnDist(atoms, jnp.cumsum(probs, axis=-1) - probs / 2, probs)
         return ReturnDist(quantiles_of_atoms(atoms, probs, self.num_expectiles), midpoints(self.num_expectiles))

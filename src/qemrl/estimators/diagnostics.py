@@ -111,15 +111,16 @@ def paper_condition(
     return variances.mean(-1) ** 2 - 1 - s1**2 / (s0 * s2 - s1**2)
 
 
-def r_squared(estimator: QEM, values: Any, levels: Any) -> Float[Array, "*batch"]:
-    """The share of the quantiles' variation that the fitted expansion explains."""
+def r_squared(estimator: QEM, values: Any, levels: Any, probs: Any = None) -> Float[Array, "*batch"]:
+    """The share of the quantiles' variation that the fitted expansion explains; each counts by its probability."""
     if not isinstance(estimator, QEM):
         raise ValueError(f"an expansion is fitted by a qemrl.QEM, got {estimator!r}")
-    sample = read_sample(values, levels, None, estimator.order)
-    values = sample.values
-    residual = values - estimator.fit(values, levels)
-    spread = values - namespace(values).mean(values, axis=-1, keepdims=True)
-    return sample.finish(1 - backend.total(residual**2) / backend.total(spread**2))
+    sample = read_sample(values, levels, probs, estimator.order)
+    values, plain = sample.values, EmpiricalMean()
+    residual = values - estimator.fit(values, levels, probs)
+    spread = values - plain.mean(values, levels, probs)[..., None]
+    left, whole = (plain.mean(each**2, levels, probs) for each in (residual, spread))
+    return sample.finish(1 - left / whole)
 
 
 def _read_variances(levels: Any, variances: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from qemrl.agents.actor_critic_config import ActorCriticConfig
 from qemrl.agents.agent import InspectableAgent, View
 from qemrl.api import TrainableAgent
+from qemrl.distributional.atoms import Categorical
 from qemrl.envs.gym.host_envs import HostEnvs
 from qemrl.estimators import QEM, EmpiricalMean, crossing_rate, r_squared
 from qemrl.plotting import style
@@ -148,9 +149,11 @@ def _name_curves(agent: TrainableAgent) -> tuple[str, ...]:
 
 
 def distribution_kind(agent: TrainableAgent) -> str:
-    """What the agent's return distributions are: `quantiles`, `categorical`, or `scalar` for none."""
-    content = agent.config.agent.representation.content
-    return {"mean": "scalar", "distribution": "categorical", "quantiles": "quantiles"}[content]
+    """What the agent's return distributions are: `quantiles`, other `values`, `categorical`, or `scalar` for none."""
+    representation = agent.config.agent.representation
+    if isinstance(representation, Categorical) and representation.content == "distribution":
+        return "categorical"
+    return {"mean": "scalar", "distribution": "values", "quantiles": "quantiles"}[representation.content]
 
 
 def _collect(
@@ -175,25 +178,26 @@ def _collect(
 
 def _predict_step(agent: TrainableAgent, step: int, moment: Moment) -> StepPrediction:
     dist = agent.predict_distribution(moment.observation)
-    values, levels = np.asarray(dist.values, np.float64), np.asarray(dist.levels, np.float64)
-    if agent.spec.box is not None:  # the critics, which share their levels, are pooled there
-        values, levels = values.reshape(len(_name_curves(agent)), -1), levels.reshape(len(_name_curves(agent)), -1)[0]
+    curves, shape = len(_name_curves(agent)), dist.values.shape  # critics are pooled there
+    values, levels, probs = (
+        None if each is None else np.broadcast_to(np.asarray(each, np.float64), shape).reshape(curves, -1)
+        for each in dist
+    )
+    assert values is not None
+    assert levels is not None
     chosen = moment.action if isinstance(moment.action, int) else int(values.mean(-1).argmin())
-    shared = (step, chosen, moment.frame, levels, values)
-    if dist.probs is not None:
-        probs = np.asarray(dist.probs, np.float64)
-        probs = probs / probs.sum(-1, keepdims=True)
-        return StepPrediction(*shared, probs, (probs * values).sum(-1), None, None, None, None)
-    mean, count = np.asarray(EmpiricalMean().mean(values, levels)), values.shape[-1]
-    if distribution_kind(agent) == "scalar" or count < 2:
-        return StepPrediction(*shared, None, mean, None, None, None, None)
+    mean, count = np.asarray(EmpiricalMean().mean(values, levels, probs)), values.shape[-1]
+    kind = distribution_kind(agent)
+    if kind != "quantiles" or count < 2:
+        shares = None if probs is None or kind != "categorical" else probs / probs.sum(-1, keepdims=True)
+        return StepPrediction(step, chosen, moment.frame, levels, values, shares, mean, None, None, None, None)
     own = agent.config.agent.estimator
     qem = cast("QEM", own).with_fixed_variance if own.requires == "quantiles" else QEM(order=min(4, count))
     with np.errstate(divide="ignore", invalid="ignore"):  # all quantiles alike: R² is then undefined
-        share = np.asarray(r_squared(qem, values, levels))
+        share = np.asarray(r_squared(qem, values, levels, probs))
     crossing = np.asarray(crossing_rate(values, levels))
-    fit, estimate = np.asarray(qem.fit(values, levels)), np.asarray(qem.mean(values, levels))
-    return StepPrediction(*shared, None, mean, estimate, fit, share, crossing)
+    fit, estimate = np.asarray(qem.fit(values, levels, probs)), np.asarray(qem.mean(values, levels, probs))
+    return StepPrediction(step, chosen, moment.frame, levels, values, None, mean, estimate, fit, share, crossing)
 
 
 def write_episode(episode: Episode, folder: Path) -> list[Path]:

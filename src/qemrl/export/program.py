@@ -123,13 +123,13 @@ def make_policy(agent: TrainableAgent, levels: LevelSource = "midpoints") -> Pol
         for name, each in zip(("action", "values", *varying), shapes, strict=True)
     )
     fixed = levels == "midpoints" and not varying
-    count = seen.values.shape[-1]
+    shares = np.full(seen.values.shape[-1], 1 / seen.values.shape[-1]) if seen.probs is None else seen.probs
     return Policy(
         act,
         tuple(inputs),
         tuple(outputs),
         np.asarray(seen.levels) if fixed else None,
-        np.full(count, 1 / count, np.float32) if fixed else None,
+        np.asarray(shares, np.float32) if fixed else None,
     )
 
 

@@ -33,7 +33,7 @@ class StepPrediction:
     """The curve of the action that was chosen; of critics the one that expects least."""
 
     frame: Frame | None
-    levels: Float[np.ndarray, "*curves n"]
+    levels: Float[np.ndarray, "curves n"]
     values: Float[np.ndarray, "curves n"]
     probs: Float[np.ndarray, "curves n"] | None
     """Of each value, where they are not all alike (C51)."""
@@ -55,7 +55,7 @@ class Episode:
 
     title: str
     kind: str
-    """`quantiles`, `categorical`, or `scalar` (an agent without return distributions)."""
+    """`quantiles`, other `values` at levels, `categorical`, or `scalar` (an agent without return distributions)."""
 
     curves: tuple[str, ...]
     """What each curve is called."""
@@ -141,9 +141,10 @@ def _draw_distribution(axis: Axes, prediction: StepPrediction, colors: dict[int,
             axis.step(prediction.values[action], prediction.probs[action], where="mid", color=colors[action], lw=width)
             axis.axvline(prediction.q_mean[action], color=colors[action], lw=width / 2, ls=(0, (2, 2)))
             continue
-        axis.plot(prediction.levels, prediction.values[action], ".", color=colors[action], ms=4.5, alpha=0.5, mew=0)
+        levels = prediction.levels[action]
+        axis.plot(levels, prediction.values[action], ".", color=colors[action], ms=4.5, alpha=0.5, mew=0)
         if prediction.fit is not None:
-            axis.plot(prediction.levels, prediction.fit[action], color=colors[action], lw=width)
+            axis.plot(levels, prediction.fit[action], color=colors[action], lw=width)
         axis.plot(1.05, prediction.q_mean[action], "o", color=colors[action], mfc="white", ms=4, mew=0.9, clip_on=False)
         if prediction.q_qem is not None:
             axis.plot(1.13, prediction.q_qem[action], "D", color=colors[action], ms=3.4, clip_on=False)
@@ -207,6 +208,9 @@ def _handles(episode: Episode, colors: dict[int, str]) -> list[Line2D]:
         handles.append(Line2D([], [], marker=".", label="quantiles (line: QEM fit)", color=style.INK, ls=""))
         handles.append(Line2D([], [], marker="o", mfc="white", ms=4, label="Q by the mean", color=style.INK, ls=""))
         handles.append(Line2D([], [], marker="D", ms=3.4, label="Q by QEM", color=style.INK, ls=""))
+    if episode.kind == "values":
+        handles.append(Line2D([], [], marker=".", label="values by level", color=style.INK, ls=""))
+        handles.append(Line2D([], [], marker="o", mfc="white", ms=4, label="Q", color=style.INK, ls=""))
     if episode.kind == "categorical":
         handles.append(Line2D([], [], color=style.INK, lw=0.9, ls=(0, (2, 2)), label="Q"))
     return handles

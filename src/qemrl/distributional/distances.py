@@ -4,11 +4,11 @@ Of values x, each of weight 1/N, and targets y of weights q, the squared maximum
 
     MMD² = Σ_ij k(x_i − x_j) / N² − 2 Σ_ij q_j k(x_i − y_j) / N + Σ_ij q_i q_j k(y_i − y_j),
 
-pairs of a value with itself included, so that it is never negative but by rounding. With k(d) = −|d| it is twice the
-squared Cramér distance ∫ (F − G)². A loss that rounding makes negative is reported as zero; its gradient stays.
+pairs of a value with itself included, so that it is never negative but by rounding. A distance that rounding makes
+negative is reported as zero; its gradient stays.
 
-No array of all pairs is kept: on the CPU a scan goes through the sources one after the other, elsewhere the compiler
-adds up pairs as it makes them. Both differentiate with respect to the values alone.
+Of pairs no array is kept: on the CPU a scan goes through the sources one after the other, elsewhere the compiler adds
+up pairs as it makes them. Gradients are with respect to the values alone.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from qemrl.distributional.losses import quantile_huber
 
 Rows = Float[Array, "*batch"]
 Values = Float[Array, "*batch n"]
@@ -40,10 +42,21 @@ def mmd(values: Values, targets: Targets, target_probs: Targets | None, bandwidt
 def cramer(values: Values, targets: Targets, target_probs: Targets | None = None) -> Rows:
     """The squared Cramér distance ∫ (F − G)² of each row, F that of the values and G that of the targets.
 
-    Its gradient is 2/N (G(x_i) − τ_i), τ_i the midpoint of the value's rank: that of exact quantile regression, had the
-    quantiles been sorted first.
+    It is E|X − Y| − E|X − X'| / 2 − E|Y − Y'| / 2. The first two terms are 2/N times the loss of exact quantile
+    regression with each value at the level of its rank, and the last is a constant.
     """
-    return 0.5 * _discrepancy(values, targets, target_probs, _distances)
+    probs = jnp.full_like(targets, 1 / targets.shape[-1]) if target_probs is None else target_probs
+    even = jnp.full_like(values, 1 / values.shape[-1])
+    levels = jax.lax.stop_gradient(_share_below(values, even))
+    regression = quantile_huber(values, levels, targets, target_probs, kappa=0.0)
+    spread = jnp.sum(probs * targets * (2 * _share_below(targets, probs) - 1), axis=-1)
+    distance = 2 / values.shape[-1] * regression - jax.lax.stop_gradient(spread)
+    return distance - jax.lax.stop_gradient(jnp.minimum(distance, 0))
+
+
+def _share_below(points: Values, probs: Values) -> Values:
+    """The share of each row that is below each of its points, of what equals it half."""
+    return 0.5 + 0.5 * _sum_over(lambda differences: (jnp.sign(differences), differences), points, points, probs)[0]
 
 
 def _gaussians(bandwidths: tuple[float, ...], differences: Array) -> tuple[Array, Array]:
@@ -61,11 +74,6 @@ def _gaussians(bandwidths: tuple[float, ...], differences: Array) -> tuple[Array
     kernel = sum((powers[width] for width in bandwidths), jnp.zeros_like(squares))
     slope = sum((powers[width] * (-2 / width) for width in bandwidths), jnp.zeros_like(squares))
     return kernel, differences * slope
-
-
-def _distances(differences: Array) -> tuple[Array, Array]:
-    signs = jnp.sign(differences)
-    return -differences * signs, -signs
 
 
 def _discrepancy(values: Values, targets: Targets, target_probs: Targets | None, kernel: Kernel) -> Rows:

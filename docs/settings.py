@@ -15,10 +15,19 @@ from qemrl.config.describe import list_settings
 PAGES = Path(__file__).parent / "presets"
 BEGIN, END = "<!-- settings: written by docs/settings.py -->", "<!-- end of settings -->"
 
-IMPLICIT = ("iqn", "iqem-dqn")
-QUANTILES = tuple(name for name in VALUE_AGENTS if name not in ("dqn", "c51"))
 DISCRETE, CONTINUOUS = tuple(VALUE_AGENTS), tuple(ACTOR_CRITICS)
+LIKE_DQN = ("dqn", "bootstrapped-dqn")
+LIKE_C51 = ("c51", "hl-gauss")
+IMPLICIT = ("iqn", "iqem-dqn", "m-iqn", "fqf-uniform")
+LIKE_IQN = (*IMPLICIT, "fqf", "ndqfn")
+LIKE_QR_DQN = tuple(name for name in DISCRETE if name not in (*LIKE_DQN, *LIKE_C51, *LIKE_IQN))
+"""Whose settings presets share; all of them are in one of the four."""
+
+BOOTSTRAPPED = ("bootstrapped-dqn", "bootstrapped-qr-dqn")
 DSAC = tuple(name for name in ACTOR_CRITICS if "dsac" in name)
+QEM_PAPER = ("qr-dqn", "qem-dqn", "iqn", "iqem-dqn", "qr-dqn-dltv", "qem-dqn-dltv", "qem-dqn-var")
+QEM_PAPER_CRITICS = tuple(name for name in CONTINUOUS if name != "dsac-fqf")
+"""Presets that are in the paper or, as plain critics are, get their settings from its tables."""
 
 COLUMNS: dict[str, tuple[tuple[str, tuple[EnvFamily, ...]], ...]] = {
     "discrete": (("Atari", ("atari",)), ("MinAtar", ("minatar",)), ("classic", ("classic",))),
@@ -46,11 +55,17 @@ class Source(NamedTuple):
 
 ALL: tuple[EnvFamily, ...] = ("atari", "minatar", "classic", *MUJOCO_TASKS)
 ALGORITHM = """
-    representation scalar or categorical or quantiles or implicit-quantiles
+    representation scalar or categorical or quantiles or implicit-quantiles or proposed-fractions or non-crossing or \
+non-decreasing or spline or expectiles or particles or gaussian-histogram or bootstrapped
     representation.num_heads 1
-    representation.learning_levels uniform
-    representation.acting_levels uniform
+    representation.loss_function quantile-huber
+    representation.learning_levels uniform or midpoints
+    representation.acting_levels uniform or midpoints
     representation.share_levels false
+    representation.fraction_loss wasserstein
+    representation.entropy 0.0
+    representation.imputation true or false
+    representation.prior_scale 0.0
     estimator mean or qem or qem-atari or qem-mujoco
     estimator.order 4
     estimator.basis hermite
@@ -58,6 +73,7 @@ ALGORITHM = """
     estimator.variance.value 1.0
     averaging online
     double false
+    munchausen true or false
     network.dueling false
     network.noisy false
     replay.prioritized false
@@ -72,7 +88,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "QEM paper, table 2",
         ("atari",),
-        QUANTILES,
+        QEM_PAPER,
         """
         optimizer.learning_rate 5e-05
         discount 0.99
@@ -89,7 +105,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "QEM paper, table 3",
         MUJOCO_TASKS,
-        CONTINUOUS,
+        QEM_PAPER_CRITICS,
         """
         optimizer.learning_rate 0.0003
         discount 0.99
@@ -103,7 +119,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "QEM paper, table 3",
         MUJOCO_TASKS,
-        DSAC,
+        tuple(name for name in DSAC if name in QEM_PAPER_CRITICS),
         """
         representation.num_quantiles 32
         representation.num_levels 32
@@ -139,13 +155,70 @@ SOURCES: tuple[Source, ...] = (
         """,
     ),
     Source(
+        "Munchausen RL paper",
+        ALL,
+        ("m-iqn",),
+        """
+        munchausen_weight 0.9
+        munchausen_temperature 0.03
+        munchausen_floor -1.0
+        """,
+    ),
+    Source("FQF paper", ("atari",), ("fqf",), "optimizer.learning_rate 5e-05\noptimizer.epsilon 0.0003125"),
+    Source(
+        "FQF paper",
+        ALL,
+        ("fqf", "fqf-uniform"),
+        """
+        representation.num_fractions 32
+        representation.num_levels 32
+        representation.num_target_levels 32
+        representation.num_acting_levels 32
+        representation.num_cosines 64
+        representation.kappa 1.0
+        representation.fraction_widths empty
+        representation.fraction_rate 2.5e-09
+        representation.weigh_targets false
+        """,
+    ),
+    Source("NC-QR-DQN paper", ("atari",), ("nc-qr-dqn",), "representation.num_quantiles 200"),
+    Source("NDQFN paper", ALL, ("ndqfn",), "representation.increment relu"),
+    Source("ER-DQN paper", ALL, ("er-dqn", "er-dqn-naive"), "representation.num_expectiles 11"),
+    Source("MMD-DQN paper", ALL, ("mmd-dqn",), "representation.bandwidths 1.0 2.0 3.0 4.0 5.0 6.0 7.0 8.0 9.0 10.0"),
+    Source(
+        "MMD-DQN paper",
+        ("atari",),
+        ("mmd-dqn",),
+        """
+        representation.num_particles 200
+        optimizer.learning_rate 5e-05
+        optimizer.epsilon 0.0003125
+        target_every 10000
+        learning_starts 50000
+        exploration.over_steps 1000000
+        """,
+    ),
+    Source("CR-DQN paper", ALL, ("cr-dqn",), "representation.loss_function cramer\nrepresentation.kappa 0.0"),
+    Source("HL-Gauss paper", ALL, ("hl-gauss",), "representation.width 0.75"),
+    Source(
+        "Bootstrapped DQN paper",
+        ALL,
+        BOOTSTRAPPED,
+        """
+        double true
+        representation.num_heads 10
+        representation.mask_probability 1.0
+        exploration head-sampling
+        exploration.evaluate_by vote
+        exploration.epsilon 0.0
+        """,
+    ),
+    Source("QR-DQN paper", ("atari",), LIKE_QR_DQN, "representation.num_quantiles 200"),
+    Source(
         "IQN paper",
         ALL,
-        IMPLICIT,
+        LIKE_IQN,
         """
-        representation.num_levels 64
-        representation.num_target_levels 64
-        representation.num_acting_levels 32
         representation.num_cosines 64
         representation.gate relu
         representation.layer_norm false
@@ -153,9 +226,19 @@ SOURCES: tuple[Source, ...] = (
         """,
     ),
     Source(
+        "IQN paper",
+        ALL,
+        IMPLICIT,
+        """
+        representation.num_levels 64
+        representation.num_target_levels 64
+        representation.num_acting_levels 32
+        """,
+    ),
+    Source(
         "C51 paper",
         ("atari",),
-        ("c51",),
+        LIKE_C51,
         """
         representation.num_atoms 51
         representation.low -10.0
@@ -165,23 +248,19 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "Dopamine (JAX)",
         ("atari",),
-        ("dqn",),
+        LIKE_DQN,
         """
         optimizer.learning_rate 6.25e-05
         optimizer.epsilon 0.00015
         """,
     ),
-    Source("DQN Zoo", ("atari",), ("c51",), "optimizer.learning_rate 0.00025"),
+    Source("DQN Zoo", ("atari",), LIKE_C51, "optimizer.learning_rate 0.00025"),
+    Source("DQN Zoo", ("atari",), (*LIKE_QR_DQN, *LIKE_IQN), "optimizer.learning_rate 5e-05"),
+    Source("DQN Zoo", ("atari",), (*LIKE_C51, *LIKE_QR_DQN), "optimizer.max_gradient_norm 10.0"),
     Source(
         "DQN Zoo",
         ("atari",),
-        tuple(name for name in DISCRETE if name not in ("dqn", *IMPLICIT)),
-        "optimizer.max_gradient_norm 10.0",
-    ),
-    Source(
-        "DQN Zoo",
-        ("atari",),
-        IMPLICIT,
+        LIKE_IQN,
         """
         optimizer.max_gradient_norm none
         learning_starts 20000
@@ -191,7 +270,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "DQN Zoo",
         ("atari",),
-        tuple(name for name in DISCRETE if name not in IMPLICIT),
+        tuple(name for name in DISCRETE if name not in LIKE_IQN),
         """
         learning_starts 50000
         exploration.begin_steps 50000
@@ -227,7 +306,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "[study](../../results/studies/iqn-settings)",
         ("minatar",),
-        IMPLICIT,
+        LIKE_IQN,
         """
         optimizer.learning_rate 0.0006
         network.initializer fan-in
@@ -245,8 +324,18 @@ SOURCES: tuple[Source, ...] = (
         update_every 4
         """,
     ),
-    Source("Revisiting Rainbow", ("minatar",), QUANTILES, "representation.kappa 1.0"),
-    Source("Revisiting Rainbow", ("minatar",), ("dqn",), "representation.kappa none"),
+    Source("Revisiting Rainbow", ("minatar",), (*LIKE_QR_DQN, *LIKE_IQN), "representation.kappa 1.0"),
+    Source("Revisiting Rainbow", ("minatar",), LIKE_DQN, "representation.kappa none"),
+    Source(
+        "Revisiting Rainbow",
+        ("minatar",),
+        IMPLICIT,
+        """
+        representation.num_levels 32
+        representation.num_target_levels 32
+        representation.num_acting_levels 32
+        """,
+    ),
     Source(
         "Revisiting Rainbow",
         ("minatar",),
@@ -261,9 +350,6 @@ SOURCES: tuple[Source, ...] = (
         representation.low -100.0
         representation.high 100.0
         representation.num_quantiles 51
-        representation.num_levels 32
-        representation.num_target_levels 32
-        representation.num_acting_levels 32
         exploration epsilon-greedy
         exploration.initial 1.0
         exploration.final 0.01
@@ -350,7 +436,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         "DSAC's code",
         ALL,
-        ("dsac", "dsac-iqn", "qem-dsac", "qem-dsac-iqn"),
+        tuple(name for name in DSAC if "mlp" not in name),
         """
         representation.learning_levels midpoints or cumulative
         representation.acting_levels midpoints or cumulative
@@ -360,6 +446,32 @@ SOURCES: tuple[Source, ...] = (
         """,
     ),
     Source("DSAC's code", ALL, DSAC, "target_policy true\nrepresentation.kappa 1.0"),
+    Source(
+        "DSAC's code",
+        ALL,
+        ("dsac-fqf",),
+        """
+        representation.fraction_widths 128 128
+        representation.fraction_rate 1e-05
+        representation.weigh_targets true
+        """,
+    ),
+    Source(
+        "DSAC's code",
+        MUJOCO_TASKS,
+        ("dsac-fqf",),
+        """
+        representation.num_fractions 32
+        representation.num_cosines 64
+        optimizer.learning_rate 0.0003
+        discount 0.99
+        polyak 0.005
+        batch_size 256
+        learning_starts 10000
+        temperature fixed
+        temperature.value 0.2 or 0.05
+        """,
+    ),
     Source("SAC paper", ALL, ("sac", "td3", "tqc"), "target_policy false\nrepresentation.kappa none"),
     Source(
         "DSAC's code",
@@ -393,7 +505,7 @@ SOURCES: tuple[Source, ...] = (
         """,
     ),
     Source("the algorithm", ALL, (*DISCRETE, *CONTINUOUS), ALGORITHM),
-    Source(OURS, ("minatar", "classic"), QUANTILES, "estimator.variance.value 1.5\nestimator.variance.tail 0.1"),
+    Source(OURS, ("minatar", "classic"), QEM_PAPER, "estimator.variance.value 1.5\nestimator.variance.tail 0.1"),
     Source(
         OURS,
         ("minatar", "classic"),
@@ -401,8 +513,21 @@ SOURCES: tuple[Source, ...] = (
         "exploration.bonus.estimator.variance.value 1.5\nexploration.bonus.estimator.variance.tail 0.1",
     ),
     Source(OURS, ALL, ("qem-dqn-var",), "exploration.bonus.coefficient false"),
-    Source(OURS, ("atari",), ("dqn",), "optimizer.max_gradient_norm none"),
-    Source(OURS, ("classic",), ("dqn",), "optimizer.epsilon 0.00015"),
+    Source(OURS, ("atari",), LIKE_DQN, "optimizer.max_gradient_norm none"),
+    Source(OURS, ("classic",), LIKE_DQN, "optimizer.epsilon 0.00015"),
+    Source(OURS, ALL, ("nc-qr-dqn",), "representation.scale softplus"),
+    Source(OURS, ALL, ("spl-dqn",), "representation.num_bins 16\nrepresentation.mean grid"),
+    Source(OURS, ("minatar", "classic"), ("mmd-dqn",), "representation.num_particles 51"),
+    Source(
+        OURS,
+        ALL,
+        ("ndqfn",),
+        """
+        representation.num_levels 32
+        representation.num_loss_levels 64 or 32
+        representation.num_target_levels 64 or 32
+        """,
+    ),
     Source(
         OURS,
         ("classic",),
@@ -447,6 +572,7 @@ SOURCES: tuple[Source, ...] = (
         representation.num_levels 32
         representation.num_target_levels 32
         representation.num_acting_levels 32
+        representation.num_fractions 32
         representation.num_cosines 64
         network.torso auto
         network.policy_widths 64 64
@@ -469,6 +595,9 @@ UNUSED = (
 )
 """Settings of a prioritized replay and of a learning rate that falls, which no preset has."""
 
+MUNCHAUSEN = ("munchausen_weight", "munchausen_temperature", "munchausen_floor")
+"""Settings that mean something where `munchausen` is true."""
+
 
 def find_source(preset: str, family: EnvFamily, setting: str, value: str) -> str:
     """Where the value of a setting comes from.
@@ -476,8 +605,9 @@ def find_source(preset: str, family: EnvFamily, setting: str, value: str) -> str
     Raises:
         ValueError: No source states it.
     """
+    own = setting.replace("representation.head.", "representation.")  # heads have the settings of a preset
     for source in SOURCES:
-        if source.states(preset, family, setting, value):
+        if source.states(preset, family, own, value):
             return source.name
     raise ValueError(f"no source in docs/settings.py states {setting} = {value} for {preset} on {family}")
 
@@ -485,16 +615,14 @@ def find_source(preset: str, family: EnvFamily, setting: str, value: str) -> str
 def values_by_family(preset: str) -> dict[EnvFamily, dict[str, str]]:
     """The settings of a preset in each of its families."""
     kind = "discrete" if preset in VALUE_AGENTS else "continuous"
-    return {
-        family: {
-            setting.name: setting.default
-            for group in list_settings(PRESETS[preset].configure(family))
-            for setting in group.settings
-            if setting.name not in UNUSED
-        }
-        for _, families in COLUMNS[kind]
-        for family in families
-    }
+    return {family: _used_values(preset, family) for _, families in COLUMNS[kind] for family in families}
+
+
+def _used_values(preset: str, family: EnvFamily) -> dict[str, str]:
+    groups = list_settings(PRESETS[preset].configure(family))
+    values = {setting.name: setting.default for group in groups for setting in group.settings}
+    unused = UNUSED if values.get("munchausen") == "true" else (*UNUSED, *MUNCHAUSEN)
+    return {name: value for name, value in values.items() if name not in unused}
 
 
 def write_table(preset: str) -> Iterator[str]:

@@ -64,6 +64,26 @@ def test_a_setting_that_no_source_states_is_an_error():
             settings.find_source(preset, "atari", "optimizer.max_gradient_norm", value)
 
 
+def test_no_table_of_the_paper_is_a_source_for_a_preset_that_it_does_not_have():
+    others = [name for name in SUMMARIES if name not in (*settings.QEM_PAPER, *settings.QEM_PAPER_CRITICS)]
+    assert {"dqn", "fqf", "bootstrapped-qr-dqn", "dsac-fqf"} <= set(others)
+    for preset in others:
+        assert "QEM paper" not in "\n".join(settings.write_table(preset)), preset
+
+
+def test_settings_of_heads_have_the_sources_of_their_preset():
+    find, name = settings.find_source, "representation.head.num_quantiles"
+    assert find("bootstrapped-qr-dqn", "atari", name, "200") == "QR-DQN paper"
+    assert find("bootstrapped-qr-dqn", "minatar", name, "51") == "Revisiting Rainbow"
+    with pytest.raises(ValueError, match=r"states representation\.head\.num_quantiles = 7"):
+        find("bootstrapped-qr-dqn", "atari", name, "7")
+
+
+def test_munchausen_settings_are_on_the_page_of_the_preset_that_has_them():
+    assert all(name in "\n".join(settings.write_table("m-iqn")) for name in settings.MUNCHAUSEN)
+    assert not any(name in "\n".join(settings.write_table("iqn")) for name in settings.MUNCHAUSEN)
+
+
 def test_the_python_examples_of_all_pages_run():
     """In a process of their own, in which nothing is checked that users do not have checked."""
     program = ""
@@ -75,6 +95,7 @@ def test_the_python_examples_of_all_pages_run():
         "networks",
         "observations",
         "own-environment",
+        "representations",
         "tabular",
         "tuning",
     )

@@ -6,6 +6,8 @@ from typing import ClassVar
 from qemrl.agents.optimizer import AdamConfig, first_update
 from qemrl.agents.policies import FixedTemperature, Policy, TanhGaussian, Temperature
 from qemrl.agents.q_estimator import check_estimator
+from qemrl.distributional.atoms import Categorical
+from qemrl.distributional.bootstrap import Bootstrapped
 from qemrl.distributional.ensembles import ElementwiseMin, Ensemble
 from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.distributional.representation import Representation
@@ -107,13 +109,15 @@ class ActorCriticConfig:
         if self.random_steps < 0:
             raise ValueError(f"random_steps must not be negative, got {self.random_steps}")
         check_estimator(self.estimator, self.representation, self.ensemble.size, discrete=False)
-        if self.representation.content == "distribution":
-            kind = type(self.representation).__name__
+        if self.representation.content == "distribution" or isinstance(self.representation, Categorical):
+            kind = self.representation.name
             raise ValueError(
                 f"critics are joined level by level, and {kind} has no quantiles; use quantiles, or Scalar"
             )
-        if self.representation.num_members > 1 and self.representation.mask_rate is not None:
-            raise ValueError("critics learn from every transition: leave mask_probability at 1")
+        if isinstance(self.representation, Bootstrapped):
+            raise ValueError(
+                "critics are an ensemble already, which learns from every transition: use what a head holds"
+            )
         if self.ensemble.pools_atoms and self.representation.content == "mean":
             ensemble, kind = type(self.ensemble).__name__, type(self.representation).__name__
             raise ValueError(f"{ensemble} pools atoms, and {kind} has none; use quantiles with it")

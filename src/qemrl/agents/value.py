@@ -15,7 +15,7 @@ from qemrl.agents.agent import AgentState, Update, View
 from qemrl.agents.names import ACTOR_CRITICS
 from qemrl.agents.optimizer import AdamConfig, apply_gradient, first_update, init_optimizer
 from qemrl.agents.q_estimator import Prediction, QEstimator, check_estimator
-from qemrl.agents.target_networks import Online
+from qemrl.agents.target_networks import Online, Snapshots
 from qemrl.distributional.losses import backup
 from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.distributional.representation import Purpose, Representation, select_action_distribution
@@ -128,6 +128,13 @@ class ValueConfig:
             )
         check_estimator(self.estimator, self.representation, self.representation.num_members, discrete=True)
         self._check_munchausen()
+        if self.representation.has_own_levels and (
+            "ema" in self.estimator.needs or isinstance(self.averaging, Snapshots)
+        ):
+            raise ValueError(
+                f"two networks of {self.representation.name} have levels of their own, and cannot be averaged level by "
+                "level; use Online() with it, and a V that needs no EMA"
+            )
         if "ema" in self.estimator.needs and self.averaging.selects_target_action:
             raise ValueError(
                 "Q is estimated from the EMA network here, which V cannot be estimated from as well; use Online()"
@@ -374,7 +381,8 @@ class ValueAgent:
         representation = self.config.representation
         dist = representation.convert(dist, "distribution")
         values = dist.values + bonus[..., None]
-        if representation.content != "distribution":
+        shared = dist.probs is None or jnp.ndim(dist.probs) == 1 or dist.probs.shape[2] == 1
+        if shared and representation.content != "distribution":
             levels, probs = (each if each is None or jnp.ndim(each) == 1 else each[:, :, 0] for each in dist[1:])
             return ReturnDist(jnp.sum(policy[..., None] * values, axis=2), levels, probs)
         shares = 1 / values.shape[-1] if dist.probs is None else dist.probs

@@ -246,7 +246,8 @@ def one_machine(config: ValueConfig) -> ValueConfig:
 
 def revisiting_rainbow(config: ValueConfig) -> ValueConfig:
     """MinAtar as in Revisiting Rainbow: no hidden layer, Glorot's initializer, one step, an update every 4."""
-    rate = 2.5e-4 if isinstance(config.representation, Scalar) else 1e-4
+    head = getattr(config.representation, "head", config.representation)
+    rate = 2.5e-4 if isinstance(head, Scalar) else 1e-4
     return replace(
         config,
         network=replace(config.network, widths=(), initializer="fan-average", layer_norm=False),

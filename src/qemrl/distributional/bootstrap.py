@@ -86,6 +86,10 @@ class Bootstrapped(Representation):
         return None if self.mask_probability == 1 else self.mask_probability
 
     @property
+    def has_own_levels(self) -> bool:
+        return self.head.has_own_levels
+
+    @property
     def has_prior(self) -> bool:
         return self.prior_scale > 0
 

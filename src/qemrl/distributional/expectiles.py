@@ -126,7 +126,8 @@ def impute(
     Expectiles are values of the stop-loss function: with the mean μ = e(1/2), π(e) = E(Z − e)₊ is
     (1 − τ)(μ − e)/(1 − 2τ) at the expectile e of level τ. Joining these points by straight lines, and going on with the
     first and the last line until they meet μ − e and zero, gives the stop-loss function of a distribution whose atoms
-    are the corners and whose probabilities are the changes of slope. Its mean is μ exactly.
+    are the corners and whose probabilities are the changes of slope. Its mean is μ. Where values are the expectiles of no
+    distribution, slopes that fall are left out, and the atoms are moved so that their mean is μ all the same.
     """
     xp = namespace(values)
     middle = len(levels) // 2
@@ -148,4 +149,5 @@ def impute(
     )
     corners = xp.concat([1 + first, slopes[..., 1:] - slopes[..., :-1], -last], axis=-1)
     probs = xp.maximum(corners, 0 * corners)  # learned expectiles need not be those of any distribution
-    return atoms, probs / xp.sum(probs, axis=-1, keepdims=True)
+    probs = probs / xp.sum(probs, axis=-1, keepdims=True)
+    return atoms + (mean - xp.sum(probs * atoms, axis=-1, keepdims=True)), probs

@@ -125,6 +125,10 @@ class ProposedFractions(Representation):
         return "quantiles"
 
     @property
+    def has_own_levels(self) -> bool:
+        return True
+
+    @property
     def quantile_counts(self) -> dict[str, int]:
         return {"num_fractions": self.num_fractions}
 

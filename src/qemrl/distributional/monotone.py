@@ -151,6 +151,14 @@ class SplineQuantiles(FixedQuantiles):
         return "quantiles" if self.mean == "grid" else "distribution"
 
     @property
+    def name(self) -> str:
+        return type(self).__name__ if self.mean == "grid" else f"{type(self).__name__} with mean='exact'"
+
+    @property
+    def has_own_levels(self) -> bool:
+        return self.mean == "exact"
+
+    @property
     def fixed_quantiles(self) -> int | None:
         return self.num_quantiles if self.mean == "grid" else None
 

@@ -50,6 +50,10 @@ class Particles(Representation):
         return "quantiles"
 
     @property
+    def has_own_levels(self) -> bool:
+        return True
+
+    @property
     def quantile_counts(self) -> dict[str, int]:
         return {"num_particles": self.num_particles}
 

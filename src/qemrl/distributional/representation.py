@@ -69,6 +69,16 @@ class Representation(Protocol):
         return False
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
+    def has_own_levels(self) -> bool:
+        """Whether two networks may hold their values at different levels, so that these cannot be averaged in pairs."""
+        return False
+
+    @property
     def fixed_quantiles(self) -> int | None:
         """How many quantiles there are, where they are always those at the midpoints; else None."""
         return None
@@ -117,7 +127,7 @@ def require_content(needs: str, content: Content, representation: Representation
     """Raise unless predictions can be made this content; the message names what needs it, and what to do."""
     if CONTENTS.index(content) > CONTENTS.index(representation.convertible):
         what = "a return distribution" if content == "distribution" else "quantiles"
-        raise ValueError(f"{needs} needs {what}, and {type(representation).__name__} has none; {advice}")
+        raise ValueError(f"{needs} needs {what}, and {representation.name} has none; {advice}")
 
 
 def check_compatible(estimator: Statistic, representation: Representation) -> None:

@@ -30,6 +30,12 @@ from qemrl.types import ReturnDist
 SMALLEST = 1e-7
 """The least probability of an imputed atom."""
 
+FARTHEST = 100
+"""How many times the range of the expectiles an imputed atom may lie beyond them; its probability is then below 1/9,000.
+
+Further out, rounding of the probability would move the mean, and learned expectiles are not as exact as that.
+"""
+
 
 @dataclass(frozen=True)
 class Expectiles(Representation):
@@ -144,9 +150,10 @@ def impute(
     first, last = slopes[..., :1], slopes[..., -1:]
     left = (mean - stop_loss[..., :1] + first * points[..., :1]) / xp.maximum(1 + first, tiny)
     right = points[..., -1:] + stop_loss[..., -1:] / xp.maximum(-last, tiny)
-    atoms = xp.concat(
-        [xp.minimum(left, points[..., :1]), points[..., 1:-1], xp.maximum(right, points[..., -1:])], axis=-1
-    )
+    reach = FARTHEST * (points[..., -1:] - points[..., :1])
+    lowest, highest = xp.maximum(left, points[..., :1] - reach), xp.minimum(right, points[..., -1:] + reach)
+    ends = xp.minimum(lowest, points[..., :1]), xp.maximum(highest, points[..., -1:])
+    atoms = xp.concat([ends[0], points[..., 1:-1], ends[1]], axis=-1)
     corners = xp.concat([1 + first, slopes[..., 1:] - slopes[..., :-1], -last], axis=-1)
     probs = xp.maximum(corners, 0 * corners)  # learned expectiles need not be those of any distribution
     probs = probs / xp.sum(probs, axis=-1, keepdims=True)

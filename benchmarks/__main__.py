@@ -14,6 +14,7 @@ COMMANDS = {
     "estimator": command.bench_estimator,
     "tabular": command.bench_tabular,
     "variance": command.bench_variance,
+    "representations": command.bench_representations,
     "scaling": command.bench_scaling,
     "value": command.bench_value,
     "actor-critic": command.bench_actor_critic,

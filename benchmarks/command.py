@@ -299,6 +299,34 @@ def bench_variance(rounds: int = 40, json_file: Path | None = None) -> None:
     write_json(report.as_json(), json_file)
 
 
+def bench_representations(rounds: int = 40, json_file: Path | None = None) -> None:
+    """Time an update with each representation against the preset that it is derived from.
+
+    It takes some minutes. Leave the machine alone meanwhile.
+
+    Args:
+        rounds: How often each agent is timed; times are medians.
+        json_file: Write the figures to this file as well.
+    """
+    require(rounds >= 1, f"--rounds must be at least 1; got {rounds}")
+    from benchmarks import representations
+
+    with show_status("timing representations") as status:
+        report = representations.run(rounds, lambda done: status.update(f"{done} …"))
+    show_representations(report)
+    write_json(report.as_json(), json_file)
+
+
+def show_representations(report: Any) -> None:
+    """Print what updates take, and their memory."""
+    _show_overheads(report, "One update", ("representation", "against"))
+    shown = table("Memory of an update", "settings", "representation", ">MB", "against", ">MB")
+    for line in report.memories:
+        memory = _format_limit(f"{line.megabytes:,.1f}", line.holds)
+        shown.add_row(line.family, line.preset, memory, line.peer, f"{line.peer_megabytes:,.1f}")
+    print_table(shown)
+
+
 def _bench_against_peers(
     what: str,
     run: Callable[[float, Path, Callable[[str], None]], Any],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import actor_critic, estimator, scaling, tabular, value, variance
+from benchmarks import actor_critic, estimator, representations, scaling, tabular, value, variance
 from qemrl.training.files import write_atomic
 from qemrl.training.machine import code_commit
 
@@ -57,6 +57,11 @@ def all_benches(seconds: float, peers_folder: Path) -> list[Bench]:
             "variance",
             f"python -m benchmarks variance --rounds {variance_rounds}",
             lambda tell: variance.run(variance_rounds, tell).as_json(),
+        ),
+        Bench(
+            "representations",
+            f"python -m benchmarks representations --rounds {variance_rounds}",
+            lambda tell: representations.run(variance_rounds, tell).as_json(),
         ),
         Bench(
             "scaling",

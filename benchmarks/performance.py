@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from benchmarks.actor_critic import Engine
 from benchmarks.estimator import Comparison
 from benchmarks.iterations import Overhead, Share
+from benchmarks.representations import MEGABYTES, Memory
 from benchmarks.scaling import Growth, Point
 from benchmarks.tabular import TabularComparison
 from benchmarks.turns import Speed
@@ -142,6 +143,16 @@ def _variance(report: Mapping[str, Any]) -> list[Sheet]:
     return [_overheads(report, "An update and the actions before it", "V estimated", "V fixed")]
 
 
+def _representations(report: Mapping[str, Any]) -> list[Sheet]:
+    lines = [Memory(**line) for line in report["memories"]]
+    columns = ("settings", "representation", ">MB", "against", ">MB")
+    rows = [
+        (line.family, line.preset, f"{line.megabytes:,.1f}", line.peer, f"{line.peer_megabytes:,.1f}") for line in lines
+    ]
+    memory = Sheet(f"Memory of an update, at most {MEGABYTES:g} MB more", columns, rows, [line.holds for line in lines])
+    return [_overheads(report, "An update", "representation", "against"), memory]
+
+
 def _value(report: Mapping[str, Any]) -> list[Sheet]:
     title = "An update and the actions before it"
     titles = {name: task.title for name, task in TASKS.items()}
@@ -260,6 +271,12 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "variance": Section(
         "Estimating V", "Agents that estimate V against the same agents with a V that is fixed.", _variance
+    ),
+    "representations": Section(
+        "Representations",
+        "An update of a fixed batch of 32 against one of the preset that each is derived from, and the arrays that it "
+        "makes on its way.",
+        _representations,
     ),
     "estimator": Section(
         "Estimators",

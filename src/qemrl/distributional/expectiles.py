@@ -31,7 +31,7 @@ SMALLEST = 1e-7
 """The least probability of an imputed atom."""
 
 FARTHEST = 100
-"""How many times the range of the expectiles an imputed atom may lie beyond them; its probability is then below 1/9,000.
+"""How many times their range an imputed atom may lie beyond the expectiles; its probability is then below 1/9,000.
 
 Further out, rounding of the probability would move the mean, and learned expectiles are not as exact as that.
 """
@@ -132,8 +132,8 @@ def impute(
     Expectiles are values of the stop-loss function: with the mean μ = e(1/2), π(e) = E(Z − e)₊ is
     (1 − τ)(μ − e)/(1 − 2τ) at the expectile e of level τ. Joining these points by straight lines, and going on with the
     first and the last line until they meet μ − e and zero, gives the stop-loss function of a distribution whose atoms
-    are the corners and whose probabilities are the changes of slope. Its mean is μ. Where values are the expectiles of no
-    distribution, slopes that fall are left out, and the atoms are moved so that their mean is μ all the same.
+    are the corners and whose probabilities are the changes of slope. Its mean is μ. Where values are the expectiles of
+    no distribution, slopes that fall are left out, and the atoms are moved so that their mean is μ all the same.
     """
     xp = namespace(values)
     middle = len(levels) // 2

@@ -1,5 +1,6 @@
 """Whole updates (target, loss, gradient, optimizer) against references in PyTorch, which differentiates by itself."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -73,6 +74,21 @@ def with_expectiles(network: Any) -> Any:
     return eqx.tree_at(parts, network, (weight, bias))
 
 
+def with_close_actions(network: Any) -> Any:
+    """The network with Q of two actions about a temperature of 0.03 apart, and of one beyond the floor below them."""
+    last = network.head.streams.advantage.layers[0]
+    bias = jnp.asarray([-1.5, 0.02, 0.0], jnp.float32)
+
+    def parts(each: Any) -> tuple[Any, Any]:
+        return each.head.streams.advantage.layers[0].weight, each.head.streams.advantage.layers[0].bias
+
+    return eqx.tree_at(parts, network, (0.05 * last.weight, bias))
+
+
+TARGETS: dict[str, Callable[[Any], Any]] = {"er-dqn": with_expectiles, "m-iqn": with_close_actions}
+"""Which target networks are not drawn as they come."""
+
+
 def draw_batch(rng: np.random.Generator) -> Batch:
     return Batch(
         rng.normal(size=(BATCH, 2)).astype(np.float32),
@@ -101,8 +117,7 @@ def updated(name: str) -> Course:
     agent, rng = ValueAgent(configure(name), SPEC), np.random.default_rng(7)
     state = jax.jit(agent.init)(jax.random.key(0))
     state = state._replace(params=state.params._replace(network=scatter(state.params.network, rng)))
-    target = scatter(state.target, rng)
-    state = state._replace(target=with_expectiles(target) if name == "er-dqn" else target)
+    state = state._replace(target=TARGETS.get(name, lambda network: network)(scatter(state.target, rng)))
     course = Course([by_path(state.params.network)], by_path(state.target), [], [], [])
     learn = jax.jit(agent.update)
     for number in range(UPDATES):

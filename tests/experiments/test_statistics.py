@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from qemrl.experiments.statistics import Interval, mean_interval, ratio_of_variances_interval, share_interval
+from qemrl.experiments.statistics import (
+    Interval,
+    jackknife_interval,
+    mean_interval,
+    ratio_of_variances_interval,
+    share_interval,
+)
 
 
 def test_the_interval_of_a_mean_is_students():
@@ -100,3 +106,24 @@ def test_intervals_print_their_ends_unless_they_are_exact():
     assert str(Interval.exact(2.0)) == "2"
     assert Interval(0.123456, 0.1, 0.2).format_ends(".2f") == "[0.10, 0.20]"
     assert Interval.unbounded(2.0).format_ends() == ""
+
+
+def test_the_jackknife_of_a_mean_is_students_interval():
+    samples = np.array([1.0, 2.0, 4.0, 9.0])
+    assert jackknife_interval(lambda x: float(x.mean()), samples) == pytest.approx(mean_interval(samples))
+
+
+def test_the_jackknife_of_a_ratio_of_means_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        first = rng.normal(3.0, 1.0, size=(20, 5))
+        second = 0.5 * first + rng.normal(0.0, 0.3, size=(20, 5))
+        interval = jackknife_interval(lambda a, b: float(a.mean() / b.mean()), first, second)
+        hits += interval.low < 2 < interval.high
+    assert 0.92 < hits / 400 < 0.98
+
+
+def test_the_jackknife_needs_three_samples():
+    with pytest.raises(ValueError, match="at least three samples are needed, got 2"):
+        jackknife_interval(lambda each: float(each.mean()), np.ones(2))

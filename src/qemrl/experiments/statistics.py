@@ -1,10 +1,11 @@
 """Numbers with their uncertainty."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from scipy import special
 
 from qemrl.estimators.backend import Array
@@ -94,3 +95,20 @@ def ratio_of_variances_interval(first: Float[Array, " n"], second: Float[Array, 
     value = first.var() / second.var()
     reach = float(special.stdtrit(count - 1, 0.975)) * error
     return Interval(float(value), float(value * math.exp(-reach)), float(value * math.exp(reach)))
+
+
+def jackknife_interval(measure: Callable[..., float], *samples: Shaped[Array, "n ..."]) -> Interval:
+    """A number computed from independent samples, with the interval of leaving out one at a time.
+
+    Args:
+        measure: From arrays whose first axis is that of the samples to a number that is smooth in their averages.
+        samples: Arrays of at least three samples; samples at the same place belong together.
+    """
+    count = len(samples[0])
+    if count < 3:
+        raise ValueError(f"at least three samples are needed, got {count}")
+    value = measure(*samples)
+    others = np.array([measure(*(np.delete(each, k, axis=0) for each in samples)) for k in range(count)])
+    error = math.sqrt((count - 1) / count * float(((others - others.mean()) ** 2).sum()))
+    reach = float(special.stdtrit(count - 1, 0.975)) * error
+    return Interval(float(value), float(value - reach), float(value + reach))

@@ -26,6 +26,7 @@ ITEMS: tuple[Item, ...] = (
     Item("chain", "Figure 3", "errors of learned quantiles, level by level", _load("chain")),
     Item("frozen-lake", "Section 5.1", "QDRL and QEMRL against the exact truth", _load("frozen_lake")),
     Item("exploration", "Section 5.3", "bonuses where chance fails: DLTV, QEM, counts", _load("exploration")),
+    Item("representations", "Section 1", "other representations: what is said of them", _load("representations")),
     Item("return-variance", "Section 5.3", "QEM's variance, DLTV's and the plain one", _load("return_variance")),
     Item("model-selection", "Appendix C", "R² of expansions, and the collinear Model 4", _load("model_selection")),
     Item("table-4", "Table 4", "the paper's condition f, and what it misses", _load("table_4")),

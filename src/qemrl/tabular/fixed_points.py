@@ -49,19 +49,29 @@ def backup(mdp: TabularMDP, policy: Policy, resolution: int = 1024) -> Backup:
 
 
 def quantile_fixed_point(
-    mdp: TabularMDP, policy: Policy, num_quantiles: int, ties: Ties = "middle", resolution: int = 1024
+    mdp: TabularMDP,
+    policy: Policy,
+    num_quantiles: int,
+    ties: Ties = "middle",
+    resolution: int = 1024,
+    num_dropped: int = 0,
 ) -> Float[np.ndarray, "s n"]:
     """The quantiles at midpoints, for each state, that the projected Bellman operator leaves as they are.
 
     Where the distribution function is flat at a level, every point of the flat part is a quantile. `ties` says which
-    is taken: its lower end, its upper end, or its middle.
+    is taken: its lower end, its upper end, or its middle. The largest `num_dropped` quantiles of what follows are left
+    out of the targets, as in TQC; its critics are then all the same.
     """
+    if not 0 <= num_dropped < num_quantiles:
+        raise ValueError(f"num_dropped must be at least 0 and below num_quantiles={num_quantiles}, got {num_dropped}")
     step = backup(mdp, policy, resolution)
     levels = midpoints(num_quantiles)
+    kept = num_quantiles - num_dropped
 
     def project(values: Float[np.ndarray, "s n"]) -> Float[np.ndarray, "s n"]:
-        targets = step.rewards[:, :, None] + step.discounts[:, :, None] * values[step.next_states]
-        masses = np.broadcast_to(step.probs[:, :, None] / num_quantiles, targets.shape)
+        following = values[step.next_states][..., :kept]  # projections are sorted
+        targets = step.rewards[:, :, None] + step.discounts[:, :, None] * following
+        masses = np.broadcast_to(step.probs[:, :, None] / kept, targets.shape)
         targets, masses = (x.reshape(mdp.num_states, -1) for x in (targets, masses))
         targets = np.where(masses > 0, targets, np.inf)  # what pads the table comes last
         order = np.argsort(targets, axis=-1, kind="stable")

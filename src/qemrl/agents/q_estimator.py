@@ -261,7 +261,8 @@ def check_estimator(estimator: Statistic, representation: Representation, member
             f"{name} compares heads, and there is one; set num_heads of FixedQuantiles (--representation.num-heads 2)"
         )
     kind = type(representation).__name__
-    if "innovations" in needs and getattr(representation, "kappa", None) is None:
+    regresses = representation.content == "quantiles" and getattr(representation, "kappa", None) is not None
+    if "innovations" in needs and not regresses:
         raise ValueError(f"{name} is about the errors of quantile regression, by which {kind} does not learn")
     if "innovations" in needs and getattr(estimator, "full", False) and representation.fixed_quantiles is None:
         raise ValueError(f"{name} keeps the covariance of fixed levels; with {kind} use full=False")

@@ -63,7 +63,20 @@ class FixedQuantiles(Representation):
 
     @property
     def content(self) -> Content:
+        """Quantiles; or particles, since the Cramér distance does not tell one order of them from another."""
+        return "quantiles" if self.loss_function == "quantile-huber" else "distribution"
+
+    @property
+    def convertible(self) -> Content:
         return "quantiles"
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__ + (" with loss_function='cramer'" if self.loss_function == "cramer" else "")
+
+    @property
+    def has_own_levels(self) -> bool:
+        return self.loss_function == "cramer"
 
     @property
     def num_members(self) -> int:
@@ -91,6 +104,12 @@ class FixedQuantiles(Representation):
         del purpose
         outputs = self._by_head(head(features, key))
         return ReturnDist(self.values(outputs), midpoints(self.num_quantiles))
+
+    def convert(self, dist: ReturnDist, content: Content) -> ReturnDist:
+        """Particles in order, where more than their mean is asked for."""
+        if self.loss_function == "quantile-huber" or content == "mean":
+            return dist
+        return dist._replace(values=jnp.sort(dist.values, axis=-1))
 
     def _by_head(self, outputs: Float[Array, "batch actions all"]) -> Float[Array, "batch members actions outputs"]:
         if self.num_heads == 1:

@@ -15,6 +15,7 @@ from qemrl.distributional.representation import (
     MakeStreams,
     Purpose,
     Representation,
+    middle_levels,
     quantiles_of_atoms,
     require_at_least,
     require_positive,
@@ -105,8 +106,7 @@ class Categorical(Representation):
         """The atoms with their probabilities; an atom's level is in the middle of its mass."""
         del purpose
         probs = jax.nn.softmax(head(features, key)[:, None], axis=-1)
-        levels = jnp.cumsum(probs, axis=-1) - probs / 2
-        return ReturnDist(jnp.broadcast_to(jnp.asarray(self.support), probs.shape), levels, probs)
+        return ReturnDist(jnp.broadcast_to(jnp.asarray(self.support), probs.shape), middle_levels(probs), probs)
 
     def loss(self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key) -> Losses:
         """The cross-entropy against the target on the atoms."""

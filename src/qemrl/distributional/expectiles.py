@@ -14,6 +14,7 @@ from qemrl.distributional.representation import (
     MakeStreams,
     Purpose,
     Representation,
+    middle_levels,
     quantiles_of_atoms,
     select_action,
     target_probs,
@@ -91,7 +92,7 @@ class Expectiles(Representation):
         atoms, probs = impute(dist.values, expectile_levels(self.num_expectiles))
         probs = jnp.maximum(probs, SMALLEST)  # atoms that expectiles leave no mass: readers want every one to count
         if content == "distribution":
-            return ReturnDist(atoms, jnp.cumsum(probs, axis=-1) - probs / 2, probs)
+            return ReturnDist(atoms, middle_levels(probs), probs)
         return ReturnDist(quantiles_of_atoms(atoms, probs, self.num_expectiles), midpoints(self.num_expectiles))
 
     def loss(self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key) -> Losses:

@@ -48,7 +48,7 @@ class FractionNetwork(eqx.Module):
         logits = self.last(self.dense(jax.lax.stop_gradient(features)), None)
         widths = jax.nn.softmax(logits, axis=-1)
         ends = accumulate(widths)
-        return Fractions(ends[:, :-1], ends - widths / 2, widths)
+        return Fractions(ends[:, :-1], jnp.minimum(ends - widths / 2, 1.0), widths)  # a rounded sum may exceed one
 
 
 class GivenFractions(eqx.Module):

@@ -151,6 +151,10 @@ class SplineQuantiles(FixedQuantiles):
         return "quantiles" if self.mean == "grid" else "distribution"
 
     @property
+    def convertible(self) -> Content:
+        return self.content
+
+    @property
     def name(self) -> str:
         return type(self).__name__ if self.mean == "grid" else f"{type(self).__name__} with mean='exact'"
 

@@ -68,7 +68,7 @@ class FixedQuantiles(Representation):
 
     @property
     def convertible(self) -> Content:
-        return "quantiles"
+        return "quantiles" if self.loss_function == "cramer" else self.content
 
     @property
     def name(self) -> str:

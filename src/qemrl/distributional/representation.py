@@ -164,6 +164,11 @@ def target_probs(target: ReturnDist) -> Float[Array, "batch members m"] | None:
     return None if target.probs is None else jnp.broadcast_to(target.probs, target.values.shape)
 
 
+def middle_levels(probs: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """The levels in the middle of shares that follow one another; rounding of their sum leads to none above one."""
+    return jnp.minimum(jnp.cumsum(probs, axis=-1) - probs / 2, 1.0)
+
+
 def quantiles_of_atoms(
     values: Float[Array, "*batch m"], probs: Float[Array, "*batch m"], count: int
 ) -> Float[Array, "*batch n"]:

@@ -211,6 +211,10 @@ def _draw_world(above: Axes, below: Axes, world: str, histories: Histories) -> N
         light_grid(axis, "x")
 
 
+VARIANCES = (0.3, 0.5, 1.0, 2.0, 3.0)
+"""Ticks of the ratios of variances."""
+
+
 def _draw_variances(axis: Axes, points: list[exact.FixedPoint]) -> None:
     """The variance of fixed points, a point for each process."""
     settings = list(dict.fromkeys((each.representation, each.setting) for each in points))
@@ -218,10 +222,12 @@ def _draw_variances(axis: Axes, points: list[exact.FixedPoint]) -> None:
         values = [each.variance for each in points if (each.representation, each.setting) == setting]
         axis.plot(values, np.full(len(values), -place), "o", color=look, ms=3, alpha=0.6, mew=0)
         axis.plot(np.median(values), -place, "|", color=figures.INK, ms=10)
-    axis.set(xscale="log", xlabel="variance of the fixed point / true variance", yticks=-np.arange(len(settings)))
+    axis.set(xscale="log", xlabel="its variance / true variance", yticks=-np.arange(len(settings)))
+    axis.set_xticks(VARIANCES, labels=[f"{tick:g}" for tick in VARIANCES])
+    axis.set_xticks([], minor=True)
     axis.set_yticklabels([f"{name}, {setting}" for name, setting in settings], fontsize=6)
     axis.axvline(1.0, color=figures.MUTED, lw=0.8, ls=(0, (4, 3)), zorder=0)
-    axis.set_title("dynamic programming")
+    axis.set_title("fixed points")
 
 
 def _looks(count: int) -> list[str]:
@@ -232,9 +238,12 @@ def _draw_truncation(axis: Axes, biases: dict[str, dict[int, float]]) -> None:
     """The bias of Q by how much is dropped, a line for each process."""
     for name, by_number in biases.items():
         named = name in ("FrozenLake", "chain")
-        look = {"FrozenLake": LOOKS[1], "chain": LOOKS[2]}.get(name, LOOKS[0])
-        style = {"color": look.color if named else figures.MUTED, "lw": 1.4 if named else 0.6}
-        axis.plot([*by_number], [*by_number.values()], marker="o", ms=2.5, label=name if named else None, **style)
+        color = {"FrozenLake": LOOKS[1].color, "chain": LOOKS[2].color}.get(name, figures.MUTED)
+        axis.plot([*by_number], [*by_number.values()], marker="o", ms=2.5, color=color, lw=1.4 if named else 0.6)
+        if named:
+            axis.text(
+                exact.DROPPED[-1] + 0.15, by_number[exact.DROPPED[-1]], name, color=color, va="center", fontsize=7
+            )
     level_line(axis, 0.0)
     axis.set(xlabel=f"dropped of {exact.TRUNCATED} quantiles", ylabel="bias of Q / std", title="truncation as in TQC")
-    axis.legend(loc="lower left")
+    axis.set_xlim(right=exact.DROPPED[-1] + 1.6)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from qemrl.experiments.statistics import Interval, jackknife_interval, mean_interval
 from qemrl.paper.claims import Claim, check_claim, count_share, judge
@@ -163,17 +164,30 @@ def check_qem(histories: Histories, errors: dict[tuple[str, str], exact.SquaredE
             f"share of {len(pairs)} distributions; geometric mean of the ratios {ratio:.2g}",
             judge(share, above=TYPICAL),
         )
-    for (world, preset), records in histories.items():
-        if records[-1].qem is None:
+    for preset in dict.fromkeys(preset for _, preset in histories):
+        pairs = []
+        for world, records in ((world, records) for (world, name), records in histories.items() if name == preset):
+            if records[-1].qem is not None:
+                truth = make_world(world).means
+                pairs += [np.stack([getattr(each, name) for each in records], 1) - truth for name in ("qem", "q")]
+        if not pairs:
             continue
-        truth = make_world(world).means
-        pair = [np.stack([getattr(each, name) for each in records], 1) - truth for name in ("qem", "q")]
+        gain = jackknife_interval(lambda *each: float(np.mean(log_ratios(*each))), *pairs)
+        each = ", ".join(f"{np.exp(ratio):.2f}" for ratio in log_ratios(*pairs))
         yield check_claim(
-            f"QEM helps {preset} on {world}",
+            f"QEM helps {preset}",
             "Section 4",
-            f"while {preset} learns on {world}, QEM errs less than its own mean on the same network",
-            "the mean squared error of Q over states and training, QEM over the own mean, is below 1",
-            jackknife_interval(lambda qem, own: float(np.mean(qem**2) / np.mean(own**2)), *pair),
-            "ratio of mean squared errors",
+            f"while {preset} learns, QEM errs less than its own mean on the same network",
+            "the mean squared error of Q over states and training, QEM over the own mean, is below 1 (geometric mean "
+            "over the processes)",
+            Interval(*np.exp(gain)),
+            f"ratio of mean squared errors; on {' and '.join(world for world, name in histories if name == preset)}: "
+            f"{each}",
             below=1.0,
         )
+
+
+def log_ratios(*errors: Float[np.ndarray, "seeds ..."]) -> list[float]:
+    """The logarithms of the ratios of mean squares, of each pair of errors."""
+    squares = [float(np.mean(each**2)) for each in errors]
+    return [float(np.log(own / other)) for own, other in zip(squares[::2], squares[1::2], strict=True)]

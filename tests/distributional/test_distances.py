@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qemrl.distributional.distances import _add_all, _gaussians, _scan_over, cramer, mmd
+from qemrl.distributional.distances import _add_all, _add_pairs, _gaussians, _scan_over, _scan_pairs, cramer, mmd
 from qemrl.distributional.particles import Particles
 from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.networks.heads import ActionStreams, StreamConfig
@@ -208,6 +208,15 @@ def test_going_through_sources_one_by_one_gives_what_all_at_once_do(count):
     np.testing.assert_allclose(
         one[0], sum((scale * np.exp(-(gaps**2) / h)).sum(-1) for h in range(1, 11)), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_each_pair_once_gives_what_all_pairs_do(count):
+    rng = np.random.default_rng(count)
+    points, weights = in_jax((rng.normal(size=(3, 2, count)), rng.uniform(size=(3, 2, count))))
+    one, other = (function(partial(_gaussians, WIDTHS), points, weights) for function in (_scan_pairs, _add_pairs))
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-5)
 
 
 @WEIGHTED

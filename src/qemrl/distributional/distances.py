@@ -56,7 +56,7 @@ def cramer(values: Values, targets: Targets, target_probs: Targets | None = None
 
 def _share_below(points: Values, probs: Values) -> Values:
     """The share of each row that is below each of its points, of what equals it half."""
-    return 0.5 + 0.5 * _sum_over(lambda differences: (jnp.sign(differences), differences), points, points, probs)[0]
+    return 0.5 + 0.5 * _sum_own(lambda differences: (jnp.abs(differences), jnp.sign(differences)), points, probs)[1]
 
 
 def _gaussians(bandwidths: tuple[float, ...], differences: Array) -> tuple[Array, Array]:
@@ -89,10 +89,10 @@ def _loss(kernel: Kernel, values: Values, targets: Targets, probs: Targets) -> R
 
 def _loss_and_gradient(kernel: Kernel, values: Values, targets: Targets, probs: Targets) -> tuple[Rows, Values]:
     size = values.shape[-1]
-    own, own_slope = _sum_over(kernel, values, values, jnp.full_like(values, 1 / size))
+    own, own_slope = _sum_own(kernel, values, jnp.full_like(values, 1 / size))
     cross, cross_slope = _sum_over(kernel, values, targets, probs)
-    theirs, _ = _sum_over(kernel, targets, targets, probs)
-    squared = jnp.mean(own - 2 * cross, axis=-1) + jnp.sum(probs * theirs, axis=-1)
+    theirs, _ = _sum_own(kernel, targets, probs)
+    squared = own - 2 * jnp.mean(cross, axis=-1) + theirs
     return jnp.maximum(squared, 0), (2 / size) * (own_slope - cross_slope)
 
 
@@ -126,3 +126,41 @@ def _scan_over(kernel: Kernel, points: Values, sources: Targets, weights: Target
     zeros = jnp.zeros_like(points)
     first = jax.tree.map(lambda array: jnp.moveaxis(array, -1, 0), (sources, weights))
     return jax.lax.scan(add, (zeros, zeros), first, unroll=2)[0]
+
+
+def _sum_own(kernel: Kernel, points: Values, weights: Values) -> tuple[Rows, Values]:
+    """Σ_ij w_i w_j k(p_i − p_j), and at each point Σ_j w_j k'(p_i − p_j); the kernel is even."""
+    return jax.lax.platform_dependent(
+        points, weights, cpu=partial(_scan_pairs, kernel), default=partial(_add_pairs, kernel)
+    )
+
+
+def _add_pairs(kernel: Kernel, points: Values, weights: Values) -> tuple[Rows, Values]:
+    total, slope = _add_all(kernel, points, points, weights)
+    return jnp.sum(weights * total, axis=-1), slope
+
+
+def _scan_pairs(kernel: Kernel, points: Values, weights: Values) -> tuple[Rows, Values]:
+    """Each pair once: all points against those that are one place on, two places on, …, in a circle."""
+    size = points.shape[-1]
+    circle = jnp.concatenate([points, points], axis=-1), jnp.concatenate([weights, weights], axis=-1)
+
+    def add(sums: tuple[Values, Values, Array], places: Array) -> tuple[tuple[Values, Values, Array], None]:
+        total, slope, onward = sums
+        others, shares = (jax.lax.dynamic_slice_in_dim(each, places, size, axis=-1) for each in circle)
+        value, change = kernel(points - others)
+        back = jax.lax.dynamic_slice_in_dim(onward, places, size, axis=-1) - weights * change
+        onward = jax.lax.dynamic_update_slice_in_dim(onward, back, places, axis=-1)
+        return (total + shares * value, slope + shares * change, onward), None
+
+    zeros = jnp.zeros_like(points)
+    (total, slope, onward), _ = jax.lax.scan(
+        add, (zeros, zeros, jnp.zeros_like(circle[0])), jnp.arange(1, (size - 1) // 2 + 1), unroll=2
+    )
+    total, slope = 2 * total, slope + onward[..., :size] + onward[..., size:]
+    if size % 2 == 0:  # opposite points are each other's opposites
+        others, shares = (each[..., size // 2 : size // 2 + size] for each in circle)
+        value, change = kernel(points - others)
+        total, slope = total + shares * value, slope + shares * change
+    alone, _ = kernel(jnp.zeros_like(points))
+    return jnp.sum(weights * (total + weights * alone), axis=-1), slope

@@ -120,6 +120,7 @@ def test_an_update_moves_the_first_proposals_by_rmsprop_and_nothing_else_by_it()
     """
     (agent, _, update), state = prepared(FQF), in_the_midst(FQF)
     batch = transitions()
+    batch = batch._replace(weight=300 * batch.weight)  # of gradients as small as otherwise, ε would be all that counts
     fresh = agent.critic_optimizer.init(state.params.critics)
     state = state._replace(optimizer=state.optimizer._replace(critic_optimizer=fresh))
     params, _, _ = update(state, batch, KEY, jnp.int32(0))

@@ -5,6 +5,7 @@ them with. Parameters are those of one dense layer and a head, by their place in
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -267,14 +268,6 @@ def bootstrapped(loss: Callable[[Tensor, Tensor], Tensor], p: Params, t: Params,
     return torch.stack(losses).sum(0)
 
 
-def bootstrapped_dqn(p: Params, t: Params, d: Data) -> Tensor:
-    return bootstrapped(lambda values, goal: huber(goal - values)[:, 0], p, t, d)
-
-
-def bootstrapped_qr_dqn(p: Params, t: Params, d: Data) -> Tensor:
-    return bootstrapped(lambda values, goal: quantile_huber(values, midpoints(4), goal), p, t, d)
-
-
 def m_iqn(p: Params, t: Params, d: Data) -> Tensor:
     target_key, loss_key = jax.random.split(d.key)
     here_key, action_key, target_key = jax.random.split(target_key, 3)
@@ -301,8 +294,8 @@ LOSSES: dict[str, Callable[[Params, Params, Data], Tensor]] = {
     "spl-dqn": spl_dqn,
     "cr-dqn": cr_dqn,
     "hl-gauss": hl_gauss,
-    "bootstrapped-dqn": bootstrapped_dqn,
-    "bootstrapped-qr-dqn": bootstrapped_qr_dqn,
+    "bootstrapped-dqn": partial(bootstrapped, lambda values, goal: huber(goal - values)[:, 0]),
+    "bootstrapped-qr-dqn": partial(bootstrapped, lambda values, goal: quantile_huber(values, midpoints(4), goal)),
     "m-iqn": m_iqn,
 }
 """From parameters, those of the target network and a batch to the loss of each transition."""

@@ -99,6 +99,15 @@ def test_distances_are_those_of_brute_force(distance, weighted, seed, scale):
 
 
 @BOTH
+@pytest.mark.parametrize(("n", "m"), [(1, 2), (4, 1)])
+def test_few_values_or_few_targets_have_distances_too(distance, n, m):
+    rng = np.random.default_rng(n)
+    values, targets, probs = rng.normal(size=(2, 1, n)), rng.normal(size=(2, 1, m)), rng.dirichlet(np.ones(m), (2, 1))
+    found, _ = value_and_gradient(distance, *in_jax((values, targets, probs)))
+    np.testing.assert_allclose(found, expected(distance, values, targets, probs), rtol=2e-5, atol=4e-6)
+
+
+@BOTH
 @WEIGHTED
 def test_gradients_are_the_slopes_of_brute_force(distance, weighted):
     values, targets, probs = rows(3, weighted)

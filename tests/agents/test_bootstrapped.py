@@ -67,14 +67,19 @@ def batch(mask: Any = None) -> Batch:
 
 
 @cache
-def compiled_gradient(config: ValueConfig) -> Callable[..., Any]:
-    return jax.jit(jax.grad(prepared(config)[0].loss, has_aux=True))
+def compiled(config: ValueConfig) -> Callable[..., Any]:
+    return jax.jit(jax.value_and_grad(prepared(config)[0].loss, has_aux=True))
+
+
+def learned_from(config: ValueConfig, transitions: Batch) -> tuple[float, np.ndarray, Any]:
+    """The agent's loss, that of each transition, and the gradient."""
+    state = prepared(config)[1]
+    (loss, (losses, _)), gradient = compiled(config)(state.params.network, state.params, state.target, transitions, KEY)
+    return float(loss), np.asarray(losses), gradient
 
 
 def gradient(config: ValueConfig, transitions: Batch) -> Any:
-    """That of the agent's loss."""
-    state = prepared(config)[1]
-    return compiled_gradient(config)(state.params.network, state.params, state.target, transitions, KEY)[0]
+    return learned_from(config, transitions)[2]
 
 
 def learned_torso(network: Any) -> Any:
@@ -112,9 +117,14 @@ def test_features_get_the_mean_of_the_heads_gradients_and_each_head_its_own(conf
     """1/K of the sum at the features; nothing is scaled in a head; a prior learns nothing."""
     (agent, state), transitions = prepared(config), batch()
     goal = agent.bellman_target(state.params, state.target, transitions, jax.random.split(KEY)[0])
-    slope = jax.grad(loss_of_one, argnums=2)
     network = state.params.network
-    singles = [slope(config, place, network, goal.values, transitions) for place in range(HEADS)]
+
+    @jax.jit
+    def one_by_one(network, goal):
+        slope = jax.grad(loss_of_one, argnums=2)
+        return [slope(config, place, network, goal, transitions) for place in range(HEADS)]
+
+    singles = one_by_one(network, goal.values)
     found = gradient(config, transitions)
     require_near(learned_torso(found), jax.tree.map(lambda *each: sum(each) / HEADS, *map(learned_torso, singles)))
     for place, single in enumerate(singles):
@@ -161,14 +171,12 @@ def test_a_head_that_is_masked_out_learns_nothing_from_a_transition(config):
         require_near(found.head.heads[place], weighed[place].head.heads[place])
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found.head.heads[2]))
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(found.head.heads[:2]))
-    agent, state = prepared(config)
-    arguments = state.params.network, state.params, state.target
-    full, (losses, _) = agent.loss(*arguments, transitions, KEY)
-    masked, (kept, _) = agent.loss(*arguments, batch(MASK), KEY)
-    only = [agent.loss(*arguments, batch(MASK & (np.arange(HEADS) == i)), KEY)[1][0] for i in range(HEADS)]
+    full, losses, _ = learned_from(config, transitions)
+    masked, kept, _ = learned_from(config, batch(MASK))
+    only = [learned_from(config, batch(MASK & (np.arange(HEADS) == i)))[1] for i in range(HEADS)]
     np.testing.assert_allclose(kept, np.sum(only, axis=0), rtol=1e-5)
-    assert (np.asarray(kept) == 0).tolist() == [False] * 5 + [True]  # the surprise of what teaches nobody is nothing
-    assert (np.asarray(kept) < np.asarray(losses)).all()
+    assert (kept == 0).tolist() == [False] * 5 + [True]  # the surprise of what teaches nobody is nothing
+    assert (kept < losses).all()
     assert masked < full
 
 

@@ -70,10 +70,10 @@ def test_a_restored_replay_has_the_masks(make_steps, stacked):
     steps = masked_steps(make_steps, spec)
     for step in steps:
         whole.add(step)
-    for step in steps[:17]:
+    for step in steps[:25]:  # some of the rows are still there at the end
         part.add(step)
     again.restore({name: array.copy() for name, array in part.state().items()})
-    for step in steps[17:]:
+    for step in steps[25:]:
         again.add(step)
     bits = np.random.default_rng(0).integers(0, 2**32, 40, dtype=np.uint32)
     np.testing.assert_array_equal(whole.sample(bits)[0].member_mask, again.sample(bits)[0].member_mask)

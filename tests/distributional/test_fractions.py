@@ -225,6 +225,13 @@ def test_q_is_the_sum_of_the_values_in_the_middles_times_the_widths(purpose):
     np.testing.assert_allclose(dist.levels[:, 0, 0], middles, atol=1e-6)
 
 
+def test_however_narrow_intervals_are_all_count():
+    dist = FQF.predict(make_head(size=1e4), jnp.asarray(FEATURES, jnp.float32), "report", None)
+    assert dist.probs is not None
+    assert 0 < np.asarray(dist.probs).min() < 1e-20
+    assert np.isfinite(EmpiricalMean().mean(*(np.asarray(each) for each in dist))).all()
+
+
 def test_targets_count_by_their_widths_only_where_that_is_asked_for():
     head, features = make_head(), jnp.asarray(FEATURES, jnp.float32)
     assert FQF.predict(head, features, "target", None).probs is None

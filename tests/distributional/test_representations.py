@@ -10,7 +10,7 @@ from qemrl.distributional.implicit import LEVEL_SAMPLERS, ImplicitHead, Implicit
 from qemrl.distributional.losses import quantile_huber
 from qemrl.distributional.quantiles import FixedQuantiles
 from qemrl.distributional.representation import Purpose, select_action_distribution
-from qemrl.estimators import QEM
+from qemrl.estimators import QEM, EmpiricalMean
 from qemrl.networks.heads import ActionStreams, StreamConfig
 from qemrl.networks.layers import Linear
 from qemrl.types import ReturnDist
@@ -93,6 +93,14 @@ def test_categories_have_softmax_probabilities_and_levels_in_the_middle_of_their
     np.testing.assert_allclose(dist.values[0, 0, 0], [-1, 0, 1])
     np.testing.assert_allclose(dist.probs[0, 0, 0], [0.25, 0.5, 0.25], rtol=1e-6)
     np.testing.assert_allclose(dist.levels[0, 0, 0], [0.125, 0.5, 0.875], rtol=1e-6)
+
+
+def test_however_peaked_categories_are_all_count():
+    head = fixed_head([np.array([0.0, 300.0, -300.0])])
+    dist = Categorical(3, -1.0, 1.0).predict(head, ONE, "report", None)
+    assert dist.probs is not None
+    assert (np.asarray(dist.probs) > 0).all()
+    np.testing.assert_allclose(EmpiricalMean().mean(*(np.asarray(each) for each in dist)), 0, atol=1e-6)
 
 
 def test_categories_lose_the_cross_entropy_against_the_projected_target():

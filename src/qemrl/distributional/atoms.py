@@ -20,6 +20,7 @@ from qemrl.distributional.representation import (
     require_at_least,
     require_positive,
     select_action,
+    softmax_shares,
     target_probs,
 )
 from qemrl.estimators.estimator import Content
@@ -105,7 +106,7 @@ class Categorical(Representation):
     def predict(self, head: ActionStreams, features: Features, purpose: Purpose, key: Key | None) -> ReturnDist:
         """The atoms with their probabilities; an atom's level is in the middle of its mass."""
         del purpose
-        probs = jax.nn.softmax(head(features, key)[:, None], axis=-1)
+        probs = softmax_shares(head(features, key)[:, None])
         return ReturnDist(jnp.broadcast_to(jnp.asarray(self.support), probs.shape), middle_levels(probs), probs)
 
     def loss(self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key) -> Losses:

@@ -22,6 +22,7 @@ from qemrl.distributional.representation import (
     Representation,
     require_at_least,
     require_kappa,
+    softmax_shares,
     target_probs,
 )
 from qemrl.estimators.estimator import Content
@@ -46,7 +47,7 @@ class FractionNetwork(eqx.Module):
     def __call__(self, features: Features) -> Fractions:
         """The intervals; no gradient reaches the features."""
         logits = self.last(self.dense(jax.lax.stop_gradient(features)), None)
-        widths = jax.nn.softmax(logits, axis=-1)
+        widths = softmax_shares(logits)
         ends = accumulate(widths)
         return Fractions(ends[:, :-1], jnp.minimum(ends - widths / 2, 1.0), widths)  # a rounded sum may exceed one
 

@@ -16,6 +16,7 @@ What is random (levels, noise in the weights) comes from the key; without one th
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -162,6 +163,11 @@ def select_action_distribution(dist: ReturnDist, actions: Int[Array, "batch memb
 def target_probs(target: ReturnDist) -> Float[Array, "batch members m"] | None:
     """The probabilities of a target's values, with the axes of the values; None where all have the same."""
     return None if target.probs is None else jnp.broadcast_to(target.probs, target.values.shape)
+
+
+def softmax_shares(logits: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    """Probabilities from logits; none vanishes, as estimators want every value to count."""
+    return jnp.maximum(jax.nn.softmax(logits, axis=-1), 1e-30)
 
 
 def middle_levels(probs: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:

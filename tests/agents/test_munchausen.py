@@ -20,6 +20,8 @@ from qemrl.distributional.atoms import Categorical, Scalar
 from qemrl.distributional.bootstrap import Bootstrapped
 from qemrl.distributional.implicit import ImplicitQuantiles
 from qemrl.distributional.quantiles import FixedQuantiles
+from qemrl.training.config import configure
+from qemrl.training.loops import make_loop
 from qemrl.types import Batch, EnvSpec, UnsupportedEnvironment
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -231,3 +233,29 @@ def test_snapshots_choose_by_their_mean():
     goal = agent.bellman_target(state.params, stacked, transitions(), KEY)
     expected = targets(SOFT, [[0.0], [0.0]], [[2.0], [0.5]], transitions())
     np.testing.assert_allclose(goal.values[:, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "jax/cartpole"])
+def test_the_preset_learns_in_both_loops_and_goes_on_from_a_checkpoint_bit_for_bit(env):
+    """It is not among the contract suite's, whose probes mask an action."""
+    settings = {
+        "representation.num_levels": 4,
+        "representation.num_target_levels": 4,
+        "representation.num_acting_levels": 4,
+        "network.widths": [8],
+        "learning_starts": 20,
+        "batch_size": 8,
+    }
+    config = replace(configure("m-iqn", env, 60, overrides=settings), log_every=60, evaluation_episodes=1)
+    loop = make_loop(config)
+    loop.advance(40, False)
+    middle, meta = {name: np.array(array) for name, array in loop.arrays().items()}, loop.meta()
+    loop.advance(60, False)
+    last = {name: np.array(array) for name, array in loop.arrays().items()}
+    assert loop.restore(40, middle, meta) == []
+    loop.advance(60, False)
+    for name, array in loop.arrays().items():
+        np.testing.assert_array_equal(array, last[name], err_msg=name)
+    learned = [name for name in last if "params" in name]
+    assert learned
+    assert all((last[name] != middle[name]).any() for name in learned)

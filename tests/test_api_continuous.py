@@ -129,7 +129,7 @@ def test_an_episode_shows_what_each_critic_expects(saved, tmp_path):
     assert episode.actions.shape == (200, 1)
     assert episode.q.shape == (200, 1)
     prediction = episode.predictions[1]
-    assert (prediction.values.shape, prediction.levels.shape) == ((2, 8), (8,))
+    assert (prediction.values.shape, prediction.levels.shape) == ((2, 8), (2, 8))
     assert prediction.q_qem is not None
     assert prediction.chosen == prediction.q_mean.argmin()
     np.testing.assert_allclose(prediction.q_qem.min(), episode.q[prediction.step, 0], rtol=1e-4)

@@ -177,7 +177,7 @@ def test_of_many_actions_the_most_chosen_have_colors(episode):
     actions = np.array([17] * 5 + [3] * 4 + [9] * 3 + [0, 1, 2, 4])
     q = np.zeros((len(actions), count))
     values = np.tile(np.linspace(0, 1, 4), (count, 1))
-    levels = np.array([0.125, 0.375, 0.625, 0.875])
+    levels = np.tile([0.125, 0.375, 0.625, 0.875], (count, 1))
     zeros = np.zeros(count)
     prediction = StepPrediction(0, 17, None, levels, values, None, zeros, zeros, values, zeros, zeros)
     many = Episode(

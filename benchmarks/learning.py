@@ -367,8 +367,8 @@ INTRODUCTION = (
     "evaluations in the second half of the run; we are as good where the 95% interval of the ratio lies above 0.8.",
     "Seconds are processor time of training on one core with one thread, compilation included, until the first "
     "evaluation that reaches the threshold: the median over seeds. How many times as fast is a ratio of means, given "
-    "where all seeds reach it. Runs of SAC and TQC were made beside other work, which took the processor time of SAC on "
-    "Hopper from 190 up to 510 s: their returns can be compared, their times only roughly.",
+    "where all seeds reach it. Runs of SAC and TQC were made beside other work, which took the processor time of SAC "
+    "on Hopper from 190 up to 510 s: their returns can be compared, their times only roughly.",
 )
 
 

@@ -346,7 +346,7 @@ class ValueAgent:
         dist = averaging.predict(
             target, partial(self.predict_by, observation=observation, purpose="target", key=target_key)
         )
-        following = self.config.representation.convert(select_action_distribution(dist, actions), "distribution")
+        following = self.config.representation.to_target(select_action_distribution(dist, actions))
         return jax.lax.stop_gradient(backup(following, batch.reward, batch.discount))
 
     def _soft_target(self, params: Params, target: Any, batch: Batch, key: Key) -> ReturnDist:
@@ -379,7 +379,7 @@ class ValueAgent:
     ) -> ReturnDist:
         """The return of a policy, from those of its actions, each of which has a bonus."""
         representation = self.config.representation
-        dist = representation.convert(dist, "distribution")
+        dist = representation.to_target(dist)
         values = dist.values + bonus[..., None]
         shared = dist.probs is None or jnp.ndim(dist.probs) == 1 or dist.probs.shape[2] == 1
         if shared and representation.content != "distribution":

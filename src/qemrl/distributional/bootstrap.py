@@ -153,6 +153,10 @@ class Bootstrapped(Representation):
         """As the heads convert theirs."""
         return self.head.convert(dist, content)
 
+    def to_target(self, dist: ReturnDist) -> ReturnDist:
+        """As the heads do."""
+        return self.head.to_target(dist)
+
     def optimizer(self, default: optax.GradientTransformation) -> optax.GradientTransformation:
         """That of the heads."""
         return self.head.optimizer(default)

@@ -95,6 +95,10 @@ class Expectiles(Representation):
             return ReturnDist(atoms, middle_levels(probs), probs)
         return ReturnDist(quantiles_of_atoms(atoms, probs, self.num_expectiles), midpoints(self.num_expectiles))
 
+    def to_target(self, dist: ReturnDist) -> ReturnDist:
+        """The imputed distribution."""
+        return self.convert(dist, "distribution")
+
     def loss(self, head: ActionStreams, features: Features, actions: Actions, target: ReturnDist, key: Key) -> Losses:
         """Σ_k Σ_j p_j |τ_k − 1{y_j < e_k}| (y_j − e_k)²."""
         values = select_action(head(features, key), actions)[:, None]

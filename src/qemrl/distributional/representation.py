@@ -7,7 +7,8 @@ is a class beside the others here, a line in the registry and a docs page:
 - `predict` gives the return distributions [batch, members, actions, n] for a purpose: `act` (choosing actions, also
   the greedy one of the Bellman target), `target` (what is backed up) or `report` (for people: no randomness);
 - `loss` compares the prediction for the actions taken with a target distribution [batch, members, m];
-- `convert` makes of a prediction what an estimator, a Bellman target or a person reads, where that is not the same.
+- `convert` makes of a prediction what an estimator or a person reads, and `to_target` what is backed up, where that is
+  not the same.
 
 `members` counts heads that learn side by side, each from its own greedy action; it is one except for ensembles.
 What is random (levels, noise in the weights) comes from the key; without one there is no noise in the weights.
@@ -109,6 +110,10 @@ class Representation(Protocol):
     def convert(self, dist: ReturnDist, content: Content) -> ReturnDist:
         """A prediction, of all actions or of one, as this content: as it is, where nothing else is said."""
         del content
+        return dist
+
+    def to_target(self, dist: ReturnDist) -> ReturnDist:
+        """A prediction as a loss wants it for its target: as it is, where nothing else is said."""
         return dist
 
     def follow(self, head: Any, leader: Any, features: Features) -> Any:

@@ -153,6 +153,7 @@ def _notes(size: Size) -> list[str]:
         "The bias of quantiles includes that of the fixed point, which on FrozenLake with γ = 0.999 is large.",
         "Truncation is seen in evaluation. In control it is to offset the overestimation of the maximum, which is "
         "not there.",
+        "IQN is read at midpoints, where nothing is drawn: what QEM does to levels that are is in iqn-variance.",
         "What is read off categories, expectiles and particles by QEM is ours: quantiles of their distributions.",
         "Costs are those of `make bench` on one machine: docs/performance.md.",
     ]

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qemrl.distributional.expectiles import expectile_levels, impute
+from qemrl.distributional.monotone import NonDecreasingQuantiles
 from qemrl.estimators import DISTRIBUTIONS, QEM, Distribution, midpoints, uniform_levels
 from qemrl.paper.items.chain import process
 from qemrl.paper.items.frozen_lake_study import find_truth
@@ -147,11 +148,8 @@ def read_distribution(distribution: Distribution, rng: np.random.Generator, draw
     particles = np.sort(quantile(uniform_levels(rng, (draws, COUNT))), axis=-1)
     ends = find_fractions(distribution)
     middles, widths = ((ends[1:] + ends[:-1]) / 2)[None], np.diff(ends)[None]
-    grid = np.concatenate([[0.001], np.arange(1, COUNT) / COUNT, [0.999]])[None]
-    halves = np.diff(grid) / 2
-    shares = np.pad(halves, ((0, 0), (1, 0)), constant_values=0.001) + np.pad(
-        halves, ((0, 0), (0, 1)), constant_values=0.001
-    )
+    increments = NonDecreasingQuantiles(COUNT)
+    grid, shares = increments.levels[None], increments.probs[None]
     readings = {
         "fixed quantiles": Reading(quantile(fixed).mean(-1), quantile(fixed), fixed),
         "random levels": Reading(quantile(uniform).mean(-1), quantile(uniform), uniform),
